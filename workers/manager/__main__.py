@@ -1,0 +1,84 @@
+"""A replica's manager as a process: `python -m workers.manager`, started beside its stages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import zmq
+
+from toka import process, sockets
+from toka.config import Config
+from toka.messages import ModelCard, StageReady
+from toka.model import ModelConfig, open_model
+from workers.manager.loop import Loop
+from workers.manager.scheduler import Scheduler
+from workers.manager.stages import Stages
+from workers.manager.state import Limits
+from workers.manager.uplink import Uplink
+
+NUM_STAGES = 1
+
+
+def context_length(config: Config, model: ModelConfig) -> int:
+    """Most tokens of one sequence; ValueError where the setting is more than the model can do."""
+    longest = model.max_position_embeddings
+    if config.max_context > longest:
+        raise ValueError(f"max_context: {config.max_context} tokens, but the model was made for {longest}")
+    return config.max_context or longest
+
+
+def limits(config: Config, model: ModelConfig, ready: list[StageReady]) -> Limits:
+    """What all stages have room for, within the settings."""
+    pages = min(stage.pages for stage in ready)
+    tokens = min(stage.max_tokens_per_step for stage in ready)
+    return Limits(
+        pages=pages,
+        page_size=config.page_size,
+        max_seqs=min(tokens, *(stage.max_seqs for stage in ready)),
+        max_tokens_per_step=tokens,
+        context_length=min(context_length(config, model), pages * config.page_size),
+        vocab_size=model.vocab_size,
+        prefill_chunk=config.prefill_chunk,
+        prefix_cache=config.prefix_cache,
+        shared_prefix=config.shared_prefix,
+    )
+
+
+def serve(config: Config) -> None:
+    source = open_model(config.model)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    stages = Stages(context, Path(config.run_dir), NUM_STAGES)
+    try:
+        ready = stages.wait(config.start_timeout)
+    except TimeoutError:
+        process.fail(f"no stage became ready within {config.start_timeout:g} s")
+    room = limits(config, source.config, ready)
+    scheduler = Scheduler(room, source.config.eos_token_ids)
+    card = ModelCard(
+        name=config.served_model_name or source.name,
+        vocab_size=room.vocab_size,
+        context_length=context_length(config, source.config),
+        kv_cache_tokens=room.pages * room.page_size,
+        page_size=room.page_size,
+        eos_token_ids=list(source.config.eos_token_ids),
+        max_logprobs=config.max_logprobs,
+    )
+    uplink = Uplink(context, sockets.worker_endpoint(config.broker), config.replica, card, scheduler.state)
+    process.ready(f"{room.pages * room.page_size} KV tokens, {room.max_seqs} sequences")
+    Loop(scheduler, stages, uplink, config.run_ahead, config.shutdown_timeout).run()
+    stages.close()
+    uplink.socket.close()
+    context.term()
+
+
+def main() -> None:
+    config = process.command_line("toka-manager", "schedules one replica", "worker")
+    process.begin("manager", f"toka: manager {config.replica}", config)
+    try:
+        serve(config)
+    except ValueError as error:
+        process.fail(str(error))
+
+
+if __name__ == "__main__":
+    main()

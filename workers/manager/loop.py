@@ -1,0 +1,179 @@
+"""The manager's loop: one thread around a zmq.Poller, paced by the stages."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import time
+from collections import deque
+
+import zmq
+
+from toka.messages import (
+    Cancel,
+    Fenced,
+    Message,
+    MessageError,
+    Ping,
+    Pong,
+    Refused,
+    Release,
+    Resume,
+    StepResult,
+    Stop,
+    Submit,
+    Work,
+    decode,
+)
+from workers.manager.pacing import Pacing
+from workers.manager.planner import Sent
+from workers.manager.scheduler import Scheduler
+from workers.manager.stages import Stages
+from workers.manager.uplink import Uplink
+
+log = logging.getLogger(__name__)
+
+
+class Loop:
+    def __init__(self, scheduler: Scheduler, stages: Stages, uplink: Uplink, depth: int, drain_seconds: float) -> None:
+        self._scheduler = scheduler
+        self._stages = stages
+        self._uplink = uplink
+        self._pacing = Pacing(depth)
+        self._drain_seconds = drain_seconds
+        self._sent: deque[Sent] = deque()
+        """Plans whose results have not been accounted, oldest first ..."""
+        self._arrived: deque[StepResult] = deque()
+        """... and the results of the first of them, where they are here already."""
+        self._drain_until = float("inf")
+
+    def run(self) -> None:
+        """Serve until SIGTERM and, after it, until what runs has finished or its time is over."""
+        wake, _signalled = _wake_on_sigterm()
+        poller = zmq.Poller()
+        poller.register(wake, zmq.POLLIN)
+        poller.register(self._stages.results, zmq.POLLIN)
+        while not self._drained():
+            poller.register(self._uplink.socket, zmq.POLLIN)
+            wait = min(self._uplink.keep(), self._drain_until - time.monotonic())
+            ready = dict(poller.poll(max(0, int(wait * 1000))))
+            if wake.fileno() in ready:
+                self._begin_drain(wake)
+            self._arrived.extend(self._stages.arrived())
+            before = self._uplink.socket
+            for message in self._uplink.received():
+                self._handle(message)
+            if self._uplink.socket is not before:
+                poller.unregister(before)
+            self._turn()
+        self._stages.send(Stop())
+
+    def _begin_drain(self, wake: socket.socket) -> None:
+        wake.recv(4096)
+        if self._drain_until == float("inf"):
+            log.info("draining", extra={"sequences": self._scheduler.state.live})
+            self._drain_until = time.monotonic() + self._drain_seconds
+            self._uplink.credits = 0
+            self._uplink.join()
+
+    def _drained(self) -> bool:
+        if self._drain_until == float("inf"):
+            return False
+        return not self._scheduler.state.live or time.monotonic() >= self._drain_until
+
+    def _turn(self) -> None:
+        """Send plans until the stages have enough of them, keeping the books in between or later."""
+        while True:
+            queued = len(self._sent) - len(self._arrived)
+            hurry = bool(self._arrived) and self._pacing.hurry(queued)
+            if not hurry:
+                self._account()
+            if not self._pacing.wants_plan(queued):
+                break
+            admit = self._pacing.admit(hurry)
+            planned = self._scheduler.plan(admit)
+            if planned is not None:
+                plan, sent = planned
+                self._stages.send(plan)
+                self._sent.append(sent)
+                self._pacing.planned(hurry, admit)
+            elif hurry:
+                self._account()
+            else:
+                break
+        self._flush()
+
+    def _account(self) -> None:
+        while self._arrived:
+            self._scheduler.result(self._sent.popleft(), self._arrived.popleft())
+        self._flush()
+
+    def _flush(self) -> None:
+        for message in self._scheduler.outputs(self._uplink.epoch):
+            self._uplink.send(message)
+
+    def _handle(self, message: Message) -> None:
+        match message:
+            case Ping():
+                self._answer(message)
+            case Submit():
+                self._submit(message)
+            case Cancel():
+                self._scheduler.cancel(message.request, message.samples)
+            case Release():
+                for request in message.requests:
+                    self._scheduler.release(request)
+            case Resume():
+                self._scheduler.resume(message.request, message.sample, message.have)
+            case Fenced():
+                log.warning("declared dead by the broker; starting over", extra={"epoch": message.epoch})
+                self._scheduler.drop_everything()
+                self._uplink.renew()
+            case _:
+                log.warning("message dropped", extra={"type": type(message).__name__})
+
+    def _answer(self, ping: Ping) -> None:
+        state = self._scheduler.state
+        self._uplink.send(
+            Pong(
+                nonce=ping.nonce,
+                frontend=ping.frontend,
+                epoch=self._uplink.epoch,
+                running=state.running,
+                waiting=state.live - state.running,
+                pages_used=state.pages.held,
+                pages=state.limits.pages,
+            )
+        )
+
+    def _submit(self, submit: Submit) -> None:
+        try:
+            work = decode(submit.payload)
+            reason = self._scheduler.check(work) if isinstance(work, Work) else "the payload is not a Work message"
+        except MessageError as error:
+            work, reason = None, str(error)
+        if reason or not isinstance(work, Work):
+            self._uplink.send(
+                Refused(
+                    frontend=submit.frontend,
+                    request=submit.request,
+                    first_sample=submit.first_sample,
+                    sequences=submit.sequences,
+                    status=400,
+                    reason=reason,
+                    retry_after=0,
+                )
+            )
+            return
+        self._scheduler.submit(submit, work)
+
+
+def _wake_on_sigterm() -> tuple[socket.socket, socket.socket]:
+    """Two ends of a pipe whose first becomes readable on SIGTERM, for the poller; keep both."""
+    wake, signalled = socket.socketpair()
+    for end in (wake, signalled):
+        end.setblocking(False)
+    signal.set_wakeup_fd(signalled.fileno(), warn_on_full_buffer=False)
+    signal.signal(signal.SIGTERM, lambda number, frame: None)
+    return wake, signalled

@@ -1,0 +1,214 @@
+"""Builds the plan of the next step: decode rows, prefill chunks, page tables, sampling, groups."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toka.messages import Plan
+from workers.manager.admission import Admission
+from workers.manager.groups import Group, find_groups
+from workers.manager.sequences import Sequence, lead
+from workers.manager.slots import SlotArray, SlotState
+from workers.manager.state import State
+from workers.manager.updates import setups, table_changes
+
+NONE: NDArray[np.int32] = np.empty(0, np.int32)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chunk:
+    """A part of one sequence's prefill."""
+
+    slot: int
+    start: int
+    ids: NDArray[np.int32]
+    last: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sent:
+    """What the manager has to remember of a plan until its result comes."""
+
+    step: int
+    slots: SlotArray
+    """The slots it samples for, in order."""
+
+
+class Planner:
+    def __init__(self, state: State, admission: Admission) -> None:
+        self._state = state
+        self._admission = admission
+        self._step = 0
+        self._groups: list[Group] = []
+        """Shared-prefix groups of slots, as they were when last looked for."""
+
+    def plan(self) -> tuple[Plan, Sent] | None:
+        """The next step, or None where no sequence can take one. All bookkeeping assumes it is sent."""
+        state = self._state
+        decode = self._growing_decode_slots()
+        chunks = self._chunks(state.limits.max_tokens_per_step - len(decode))
+        if not len(decode) and not chunks:
+            return None
+        starts = np.concatenate([state.slots.planned[decode], np.array([c.start for c in chunks], np.int32)])
+        row_slots = np.concatenate([decode, np.array([c.slot for c in chunks], np.int32)])
+        copies = self._take_copies()
+        sample_rows, sample_slots = self._advance(decode, chunks)
+        positions = state.slots.sampled[sample_slots].copy()
+        state.slots.sampled[sample_slots] += 1
+        state.slots.in_flight[sample_slots] += 1
+        self._step += 1
+        plan = Plan(
+            step=self._step,
+            **setups(state.slots),
+            **table_changes(state.slots),
+            copies=copies,
+            row_slots=row_slots,
+            row_starts=starts,
+            row_counts=np.concatenate(
+                [np.ones(len(decode), np.int32), np.array([len(c.ids) for c in chunks], np.int32)]
+            ),
+            tokens=np.concatenate([np.full(len(decode), -1, np.int32), *(c.ids for c in chunks)]),
+            sample_rows=sample_rows,
+            sample_slots=sample_slots,
+            sample_positions=positions,
+            **self._group_fields(row_slots, starts),
+        )
+        return plan, Sent(self._step, sample_slots)
+
+    # Decode rows
+
+    def _growing_decode_slots(self) -> SlotArray:
+        """Slots that decode in this step, each with room for one more token; the youngest give way for it."""
+        state, slots = self._state, self._state.slots
+        while True:
+            decode = slots.in_state(SlotState.DECODE)
+            decode = decode[slots.sampled[decode] < slots.max_tokens[decode]]
+            full = decode[slots.planned[decode] == slots.num_pages[decode] * state.limits.page_size]
+            if len(full) <= state.pages.available:
+                break
+            state.preempt(self._youngest())
+        slots.table[full, slots.num_pages[full]] = state.pages.take(len(full))
+        slots.num_pages[full] += 1
+        return decode
+
+    def _youngest(self) -> int:
+        """The slot to preempt: of the least urgent sequences that hold pages, the last one admitted."""
+        slots = self._state.slots
+        running = np.flatnonzero((slots.state == SlotState.PREFILL) | (slots.state == SlotState.DECODE))
+        assert len(running) > 1, "one sequence alone does not fit the cache"
+        return int(running[np.lexsort((slots.age[running], slots.priority[running]))[-1]])
+
+    # Prefill rows
+
+    def _chunks(self, budget: int) -> list[Chunk]:
+        """Prefill chunks, the first admitted first, of at most `budget` tokens together."""
+        state, slots = self._state, self._state.slots
+        prefilling = slots.in_state(SlotState.PREFILL)
+        chunks: list[Chunk] = []
+        for slot in prefilling[np.argsort(slots.age[prefilling])].tolist():
+            if budget <= 0:
+                break
+            start, target = int(slots.planned[slot]), int(slots.target[slot])
+            count = min(target - start, budget, state.limits.prefill_chunk or budget)
+            sequence = slots.sequence[slot]
+            assert sequence is not None
+            ids = sequence.ids()[start : start + count]
+            chunks.append(Chunk(slot, start, ids, start + count == target))
+            budget -= count
+        return chunks
+
+    def _advance(self, decode: SlotArray, chunks: list[Chunk]) -> tuple[SlotArray, SlotArray]:
+        """Move decode rows and chunks on as if they had run; (row, slot) of everything sampled."""
+        state, slots = self._state, self._state.slots
+        slots.planned[decode] += 1
+        rows, sampled = [], []
+        for row, chunk in enumerate(chunks, start=len(decode)):
+            slots.planned[chunk.slot] += len(chunk.ids)
+            sequence = slots.sequence[chunk.slot]
+            assert sequence is not None
+            self._key_prefilled(sequence, chunk)
+            if chunk.last:
+                slots.state[chunk.slot] = SlotState.DECODE
+                state.grouping_stale = True
+                group = [chunk.slot, *self._start_siblings(sequence)]
+                sampled += group
+                rows += [row] * len(group)
+        return (
+            np.concatenate([np.arange(len(decode), dtype=np.int32), np.array(rows, np.int32)]),
+            np.concatenate([decode, np.array(sampled, np.int32)]),
+        )
+
+    def _key_prefilled(self, sequence: Sequence, chunk: Chunk) -> None:
+        """Publish the full pages that the chunk completes, and let those parked on them go on."""
+        state, size = self._state, self._state.limits.page_size
+        first, last = chunk.start // size, (chunk.start + len(chunk.ids)) // size
+        keys = sequence.keys[first:last]
+        pages = state.slots.pages(chunk.slot)[first:last].tolist()
+        for page, key in zip(pages, keys):
+            state.pages.key(page, key)
+        state.waiting.put_back(state.promises.settle(keys, sequence))
+
+    def _start_siblings(self, leader: Sequence) -> list[int]:
+        """Slots for as many siblings as fit: they share the leader's full pages and copy the partial one."""
+        state, slots, size = self._state, self._state.slots, self._state.limits.page_size
+        siblings = [s for s in leader.siblings if not s.ended]
+        leader.siblings = []
+        if not siblings:
+            return []
+        target = int(slots.target[leader.slot])
+        held = slots.pages(leader.slot)
+        shared, partial = held[: target // size].copy(), held[target // size :].copy()
+        count = self._admission.siblings_that_fit(leader.slot, len(siblings))
+        count = min(count, state.pages.available) if len(partial) else count
+        started = [self._start_sibling(s, shared, partial, target) for s in siblings[:count]]
+        if siblings[count:]:
+            state.waiting.put_back([lead(siblings[count:])])
+        return started
+
+    def _start_sibling(self, sibling: Sequence, shared: SlotArray, partial: SlotArray, target: int) -> int:
+        state = self._state
+        sibling.keys, sibling.cached = sibling.shard.keys, target
+        slot = self._admission.take_slot(sibling)
+        state.pages.share(shared)
+        own = state.pages.take(len(partial))
+        state.slots.add_pages(slot, np.concatenate([shared, own]))
+        state.copies.update(zip(own.tolist(), partial.tolist()))
+        state.slots.planned[slot] = target
+        state.slots.state[slot] = SlotState.DECODE
+        return slot
+
+    # What the stages are told beside the rows
+
+    def _take_copies(self) -> NDArray[np.int32]:
+        pairs = np.array([(source, target) for target, source in self._state.copies.items()], np.int32)
+        self._state.copies.clear()
+        return pairs
+
+    def _group_fields(self, row_slots: SlotArray, starts: NDArray[np.int32]) -> dict[str, Any]:
+        groups = self._grouped_rows(row_slots, starts) if self._state.limits.shared_prefix else []
+        return {
+            "group_pages": np.concatenate([NONE, *(g.pages for g in groups)]),
+            "group_page_counts": np.array([len(g.pages) for g in groups], np.int32),
+            "group_rows": np.concatenate([NONE, *(g.rows for g in groups)]),
+            "group_row_counts": np.array([len(g.rows) for g in groups], np.int32),
+        }
+
+    def _grouped_rows(self, row_slots: SlotArray, starts: NDArray[np.int32]) -> list[Group]:
+        """The groups of this step's rows, looked for anew only when sequences have come, gone or prefilled."""
+        state = self._state
+        prefilling = (state.slots.state[row_slots] == SlotState.PREFILL).any()
+        if state.grouping_stale or prefilling:
+            shared = state.pages.refs[state.slots.table[row_slots, 0]] > 1
+            depth = np.where(shared, starts // state.limits.page_size, 0).astype(np.int32)
+            width = int(depth.max(initial=0))
+            rows = find_groups(state.slots.table[row_slots, :width], depth, state.limits.page_size)
+            self._groups = [Group(row_slots[g.rows], g.pages) for g in rows]
+            state.grouping_stale = bool(prefilling)
+        row_of = np.full(state.limits.max_seqs, -1, np.int32)
+        row_of[row_slots] = np.arange(len(row_slots), dtype=np.int32)
+        present = [Group(row_of[g.rows][row_of[g.rows] >= 0], g.pages) for g in self._groups]
+        return [g for g in present if len(g.rows) > 1]

@@ -1,0 +1,137 @@
+"""The manager without its sockets: requests in, plans out, results in, outputs out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from toka.messages import Finish, Outputs, Plan, StepResult, Submit, Work
+from workers.manager.accounting import Accounting
+from workers.manager.admission import Admission
+from workers.manager.forecast import length_class
+from workers.manager.outbox import Outbox
+from workers.manager.pages import page_keys
+from workers.manager.planner import Planner, Sent
+from workers.manager.sequences import Sequence, Shard, lead
+from workers.manager.state import Limits, State
+
+
+class Scheduler:
+    """Continuous batching over a paged KV cache.
+
+    `plan` may be called again before the results of earlier plans have come: it works in the time of the
+    plans sent. `result` takes results in the order of the plans.
+    """
+
+    def __init__(self, limits: Limits, eos_token_ids: Iterable[int]) -> None:
+        assert limits.max_seqs <= limits.max_tokens_per_step, "every running sequence decodes in each step"
+        self.limits = limits
+        self.state = State(limits)
+        self.outbox = Outbox()
+        self._eos = frozenset(eos_token_ids)
+        self._admission = Admission(self.state)
+        self._planner = Planner(self.state, self._admission)
+        self.accounting = Accounting(self.state, self._admission, self.outbox)
+
+    def check(self, work: Work) -> str:
+        """Why `work` can never run here, or nothing."""
+        limits = self.limits
+        prompt, total = len(work.prompt), len(work.prompt) + work.params.max_tokens
+        if prompt == 0 or work.params.max_tokens < 1:
+            return "the prompt is empty or no token is wanted"
+        if int(work.prompt.min()) < 0 or int(work.prompt.max()) >= limits.vocab_size:
+            return f"token ids must be in 0..{limits.vocab_size - 1}"
+        if total > limits.context_length:
+            return f"prompt and max_tokens are {total} tokens, the context is {limits.context_length}"
+        room = limits.pages * limits.page_size
+        if total > room:
+            return f"prompt and max_tokens are {total} tokens, the KV cache holds {room}"
+        if len(work.samples) != len(work.output_counts) or len(work.outputs) != sum(work.output_counts):
+            return "the outputs do not match the samples"
+        if any(count >= work.params.max_tokens for count in work.output_counts):
+            return "a sample has all its tokens already"
+        return ""
+
+    def submit(self, submit: Submit, work: Work) -> None:
+        """Queue a shard that `check` accepts; it replaces one of the same name."""
+        shards = self.state.shards.setdefault(submit.request, {})
+        old = shards.get(submit.first_sample)
+        if old is not None:
+            self._end_all(old.sequences.values())
+        shard = shards[submit.first_sample] = self._shard(submit, work)
+        self.state.live += len(shard.sequences)
+        fresh = [s for s in shard.sequences.values() if not len(s.outputs)]
+        if fresh:
+            self.state.waiting.append(lead(fresh))
+        for sequence in shard.sequences.values():
+            if len(sequence.outputs):
+                self.state.waiting.append(sequence)
+
+    def _shard(self, submit: Submit, work: Work) -> Shard:
+        params, limits = work.params, self.limits
+        stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
+        shard = Shard(
+            frontend=submit.frontend,
+            request=submit.request,
+            first_sample=submit.first_sample,
+            priority=submit.priority,
+            params=params,
+            prompt=work.prompt,
+            keys=page_keys(work.prompt, limits.page_size) if limits.prefix_cache else [],
+            stop_ids=stop_ids,
+            stop_set=self.state.stops.intern(stop_ids),
+            length_class=length_class(len(work.prompt), params.max_tokens),
+        )
+        outputs = np.split(work.outputs, np.cumsum(work.output_counts)[:-1])
+        shard.sequences = {s: Sequence(shard, s, o) for s, o in zip(work.samples, outputs)}
+        return shard
+
+    def cancel(self, request: bytes, samples: list[int]) -> None:
+        """End `samples` of `request` (all of them where empty); nothing more is sent of them."""
+        for shard in self._shards(request):
+            wanted = [shard.sequences[s] for s in samples if s in shard.sequences] if samples else None
+            ended = self._end_all(shard.sequences.values() if wanted is None else wanted)
+            for _ in range(ended):
+                self.outbox.ended(shard)
+
+    def _end_all(self, sequences: Iterable[Sequence]) -> int:
+        alive = [s for s in sequences if not s.ended]
+        for sequence in alive:
+            self.state.end(sequence, Finish.ABORT)
+        return len(alive)
+
+    def release(self, request: bytes) -> None:
+        """Forget `request`; whatever of it still runs is cancelled."""
+        self.cancel(request, [])
+        self.state.shards.pop(request, None)
+
+    def drop_everything(self) -> None:
+        """Cancel and forget all requests, telling nobody; the prefix cache stays."""
+        for request in list(self.state.shards):
+            self.release(request)
+        self.outbox.clear()
+
+    def resume(self, request: bytes, sample: int, have: int) -> None:
+        """Send again what `sample` has from output `have` on."""
+        for shard in self._shards(request):
+            sequence = shard.sequences.get(sample)
+            if sequence is not None:
+                slot = sequence.slot
+                outputs = self.state.slots.known_outputs(slot) if slot >= 0 else sequence.outputs
+                self.outbox.resend(sequence, outputs, have)
+
+    def _shards(self, request: bytes) -> list[Shard]:
+        return list(self.state.shards.get(request, {}).values())
+
+    def plan(self, admit: bool = True) -> tuple[Plan, Sent] | None:
+        """Admit what fits, unless that is put off, and build the next step; None where nothing can run."""
+        if admit:
+            self._admission.admit()
+        return self._planner.plan()
+
+    def result(self, sent: Sent, result: StepResult) -> None:
+        self.accounting.take(sent, result)
+
+    def outputs(self, epoch: int) -> list[Outputs]:
+        return self.outbox.take(epoch)

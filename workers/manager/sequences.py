@@ -1,0 +1,120 @@
+"""What the manager keeps of a request: its shards, their sequences, and the queue they wait in."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toka.messages import Finish, SamplingParams
+
+NO_OUTPUTS: NDArray[np.int32] = np.empty(0, np.int32)
+
+
+@dataclass(slots=True, eq=False)
+class TokenLogprobs:
+    """Log-probabilities of one output token: its own, and the k most likely ids with theirs."""
+
+    chosen: float
+    top_ids: NDArray[np.int32]
+    top_values: NDArray[np.float32]
+
+
+@dataclass(slots=True, eq=False)
+class Shard:
+    """A range of samples of one request: they share the prompt and the parameters."""
+
+    frontend: bytes
+    request: bytes
+    first_sample: int
+    priority: int
+    params: SamplingParams
+    prompt: NDArray[np.int32]
+    keys: list[bytes]
+    """Keys of the prompt's full pages; empty without the prefix cache."""
+    stop_ids: frozenset[int]
+    stop_set: int
+    """The number of `stop_ids` in StopSets."""
+    length_class: int
+    sequences: dict[int, Sequence] = field(default_factory=dict)
+    """By sample, whether ended or not; kept until the frontend releases the request."""
+
+    @property
+    def unfinished(self) -> int:
+        return sum(not s.ended for s in self.sequences.values())
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One sample. While it runs, its output ids stand in `Slots.outputs`; otherwise here."""
+
+    shard: Shard
+    sample: int
+    outputs: NDArray[np.int32] = field(default_factory=lambda: NO_OUTPUTS)
+    slot: int = -1
+    ended: bool = False
+    finish: Finish = Finish.NONE
+    keys: list[bytes] = field(default_factory=list)
+    """Keys of the full pages that prefill brings into the KV cache; set at admission."""
+    cached: int = -1
+    """Prompt tokens found in the prefix cache when it was first admitted; -1 before."""
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    siblings: list[Sequence] = field(default_factory=list)
+    """Sequences of the same shard, without outputs, that start from this one's first logits."""
+
+    def ids(self) -> NDArray[np.int32]:
+        """Prompt and outputs so far: what has to be in the KV cache before the next token is sampled."""
+        return np.concatenate([self.shard.prompt, self.outputs]) if len(self.outputs) else self.shard.prompt
+
+    def group(self) -> list[Sequence]:
+        """Itself and its siblings."""
+        return [self, *self.siblings]
+
+
+class WaitingQueue:
+    """Sequences that wait for a slot: lower priority numbers first, first come first served within one.
+
+    A sequence waits together with its siblings, as one entry. One that is cancelled stays until its turn
+    comes and is dropped then.
+    """
+
+    def __init__(self) -> None:
+        self._queues: dict[int, deque[Sequence]] = {}
+        self._priorities: list[int] = []
+
+    def _queue(self, priority: int) -> deque[Sequence]:
+        if priority not in self._queues:
+            self._queues[priority] = deque()
+            heapq.heappush(self._priorities, priority)
+        return self._queues[priority]
+
+    def append(self, entry: Sequence) -> None:
+        self._queue(entry.shard.priority).append(entry)
+
+    def put_back(self, entries: list[Sequence]) -> None:
+        """Queue `entries`, in their order, ahead of all others of their priorities."""
+        for entry in reversed(entries):
+            self._queue(entry.shard.priority).appendleft(entry)
+
+    def pop(self) -> Sequence | None:
+        """The next entry, without what was cancelled of it; None where none waits."""
+        while self._priorities:
+            queue = self._queues[self._priorities[0]]
+            entry = queue.popleft() if queue else None
+            if entry is None:
+                del self._queues[heapq.heappop(self._priorities)]
+            elif alive := [s for s in entry.group() if not s.ended]:
+                return lead(alive)
+        return None
+
+
+def lead(sequences: list[Sequence]) -> Sequence:
+    """The first of `sequences`, the others its siblings."""
+    first, *rest = sequences
+    for each in rest:
+        each.siblings = []
+    first.siblings = rest
+    return first

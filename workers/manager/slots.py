@@ -1,0 +1,144 @@
+"""The running sequences, as arrays by slot: what a step touches for every one of them at once."""
+
+from __future__ import annotations
+
+import enum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workers.manager.pages import Pages
+from workers.manager.sequences import Sequence
+
+SlotArray = NDArray[np.int32]
+
+
+class SlotState(enum.IntEnum):
+    FREE = 0
+    PREFILL = 1
+    """Its prompt (and outputs it had before) is being planned into the KV cache."""
+    DECODE = 2
+    PREEMPTED = 3
+    """In no further plan; goes back to the queue when the tokens in flight have arrived."""
+    ENDED = 4
+    """Finished or cancelled; tokens still in flight are thrown away."""
+
+
+class Slots:
+    """`count` slots; positions and counts are in tokens, `planned` in the time of the plans already sent."""
+
+    def __init__(self, count: int, max_pages: int) -> None:
+        self.count = count
+        self.state = np.zeros(count, np.int8)
+        self.sequence: list[Sequence | None] = [None] * count
+        self.requests = np.zeros((count, 16), np.uint8)
+        self.samples = np.zeros(count, np.int32)
+        self.frontends = np.zeros(count, np.int32)
+        self.table = np.zeros((count, max_pages), np.int32)
+        self.num_pages = np.zeros(count, np.int32)
+        self.target = np.zeros(count, np.int32)
+        """Tokens that prefill has to bring into the KV cache."""
+        self.planned = np.zeros(count, np.int32)
+        """Tokens in the KV cache once all plans sent have run."""
+        self.sampled = np.zeros(count, np.int32)
+        """Output tokens whose sampling has been planned."""
+        self.arrived = np.zeros(count, np.int32)
+        """Output tokens known here."""
+        self.in_flight = np.zeros(count, np.int32)
+        self.max_tokens = np.zeros(count, np.int32)
+        self.prompt = np.zeros(count, np.int32)
+        self.cached = np.zeros(count, np.int32)
+        self.stop_set = np.zeros(count, np.int32)
+        self.logprobs = np.full(count, -1, np.int32)
+        self.length_class = np.zeros(count, np.int32)
+        self.age = np.zeros(count, np.int64)
+        """Order of admission."""
+        self.fresh = np.zeros(count, np.bool_)
+        """Whether the stages have still to be told of the slot's sequence, ..."""
+        self.pages_sent = np.zeros(count, np.int32)
+        """... and how many of its pages they know."""
+        self.priority = np.zeros(count, np.int32)
+        self.outputs = np.zeros((count, 256), np.int32)
+        """Output ids by slot, grown in width as outputs grow."""
+        self._free = list(range(count - 1, -1, -1))
+        self._admitted = 0
+
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
+    @property
+    def running(self) -> int:
+        return self.count - len(self._free)
+
+    def take(self, sequence: Sequence, frontend: int) -> int:
+        """A slot for `sequence`, in state PREFILL with no pages and nothing planned."""
+        slot = self._free.pop()
+        shard = sequence.shard
+        self._admitted += 1
+        self.state[slot] = SlotState.PREFILL
+        self.sequence[slot] = sequence
+        self.requests[slot] = np.frombuffer(shard.request, np.uint8)
+        self.samples[slot] = sequence.sample
+        self.frontends[slot] = frontend
+        self.fresh[slot] = True
+        self.num_pages[slot] = self.pages_sent[slot] = 0
+        self.planned[slot] = self.in_flight[slot] = 0
+        self.prompt[slot] = len(shard.prompt)
+        self.target[slot] = len(shard.prompt) + len(sequence.outputs)
+        self.sampled[slot] = self.arrived[slot] = len(sequence.outputs)
+        self.max_tokens[slot] = shard.params.max_tokens
+        self.cached[slot] = max(0, sequence.cached)
+        self.stop_set[slot] = shard.stop_set
+        self.logprobs[slot] = shard.params.logprobs
+        self.length_class[slot] = shard.length_class
+        self.age[slot] = self._admitted
+        self.priority[slot] = shard.priority
+        self._widen(len(sequence.outputs))
+        self.outputs[slot, : len(sequence.outputs)] = sequence.outputs
+        sequence.slot = slot
+        return slot
+
+    def _widen(self, width: int) -> None:
+        old = self.outputs.shape[1]
+        if width <= old:
+            return
+        wider = np.zeros((self.count, max(width, 2 * old)), np.int32)
+        for slot in np.flatnonzero(self.state):
+            wider[slot, : self.arrived[slot]] = self.outputs[slot, : self.arrived[slot]]
+        self.outputs = wider
+
+    def add_pages(self, slot: int, pages: Pages) -> None:
+        first = self.num_pages[slot]
+        self.table[slot, first : first + len(pages)] = pages
+        self.num_pages[slot] += len(pages)
+
+    def pages(self, slot: int) -> Pages:
+        held: Pages = self.table[slot, : self.num_pages[slot]]
+        return held
+
+    def append_outputs(self, slots: SlotArray, tokens: SlotArray) -> None:
+        """One token for each of `slots` (each at most once)."""
+        at = self.arrived[slots]
+        self._widen(int(at.max(initial=0)) + 1)
+        self.outputs[slots, at] = tokens
+        self.arrived[slots] += 1
+
+    def known_outputs(self, slot: int) -> SlotArray:
+        return self.outputs[slot, : self.arrived[slot]].copy()
+
+    def give_back(self, slot: int) -> Sequence:
+        """Free the slot; the sequence that had it takes its output ids along."""
+        sequence = self.sequence[slot]
+        assert sequence is not None and self.in_flight[slot] == 0
+        sequence.outputs = self.known_outputs(slot)
+        sequence.slot = -1
+        self.sequence[slot] = None
+        self.state[slot] = SlotState.FREE
+        self.fresh[slot] = False
+        self._free.append(slot)
+        return sequence
+
+    def in_state(self, state: SlotState) -> SlotArray:
+        """Slots in `state`, ascending."""
+        return np.flatnonzero(self.state == state).astype(np.int32)

@@ -1,0 +1,107 @@
+"""The manager's side of the broker: joining, fencing, staying known."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+
+import zmq
+
+from toka import sockets
+from toka.messages import Fenced, JoinReplica, Message, ModelCard, Outputs, Pong, Refused, State
+from workers.manager.state import State as ManagerState
+
+log = logging.getLogger(__name__)
+
+SILENCE_SECONDS = 1.0
+"""Without word from the broker for this long, it may have been restarted: join again."""
+REJOIN_SECONDS = 0.5
+
+
+class Uplink:
+    """A connection that joins the broker, and joins again whenever it may have forgotten this replica.
+
+    Each incarnation of the replica is an epoch, drawn anew when the broker declares one over.
+    """
+
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, replica: str, card: ModelCard, state: ManagerState
+    ) -> None:
+        self._context = context
+        self._endpoint = endpoint
+        self._replica = replica
+        self._card = card
+        self._state = state
+        self.credits = 2 * state.limits.max_seqs
+        self._incarnation: int | None = None
+        self._unknown = True
+        """Whether a broker that has not been told of this replica was heard, or none was yet."""
+        self._heard = self._joined = float("-inf")
+        self._connect()
+
+    def _connect(self) -> None:
+        self.epoch = secrets.randbits(63)
+        identity = f"m-{self._replica}-{self.epoch:016x}".encode()
+        self.socket = sockets.open_socket(self._context, zmq.DEALER, identity)
+        self.socket.connect(self._endpoint)
+
+    def renew(self) -> None:
+        """Begin another epoch; whatever the old one held must have been dropped."""
+        self.socket.close()
+        self._connect()
+        self.join()
+
+    def join(self) -> None:
+        """Tell the broker what this replica is and holds."""
+        shards = [s for shards in self._state.shards.values() for s in shards.values()]
+        self._joined = time.monotonic()
+        self._unknown = False
+        self.send(
+            JoinReplica(
+                replica=self._replica,
+                epoch=self.epoch,
+                credits=self.credits,
+                card=self._card,
+                holds=[s.request for s in shards],
+                holds_first=[s.first_sample for s in shards],
+                holds_sequences=[s.unfinished for s in shards],
+                holds_frontends=[s.frontend for s in shards],
+            )
+        )
+
+    def send(self, message: JoinReplica | Outputs | Pong | Refused) -> None:
+        sockets.send(self.socket, message)
+
+    def received(self) -> list[Message]:
+        """Every message that waits, except what keeps the connection itself going."""
+        messages: list[Message] = []
+        while (frames := sockets.receive(self.socket)) is not None:
+            message = sockets.parse(frames)
+            if isinstance(message, State):
+                self._note(message)
+            elif isinstance(message, Fenced):
+                if message.epoch == self.epoch:
+                    messages.append(message)
+            elif message is not None:
+                messages.append(message)
+        return messages
+
+    def _note(self, state: State) -> None:
+        self._heard = time.monotonic()
+        self._unknown |= state.incarnation != self._incarnation
+        self._incarnation = state.incarnation
+
+    def keep(self) -> float:
+        """Join where the broker is new or silent; seconds until this should be looked at again.
+
+        Call between turns, when everything received has been handled: what is held is told as it is then.
+        """
+        now = time.monotonic()
+        if self._unknown:
+            self.join()
+        if now - self._heard < SILENCE_SECONDS:
+            return SILENCE_SECONDS - (now - self._heard)
+        if now - self._joined >= REJOIN_SECONDS:
+            self.join()
+        return REJOIN_SECONDS
