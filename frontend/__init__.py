@@ -1,0 +1,18 @@
+"""HTTP: the OpenAI routes, from a request's body to its last byte.
+
+server      one frontend process: its socket, its start, its end
+app         the routes, and errors in OpenAI's shape
+service     what the routes share: the model, the engine, the state of the process
+parse       bodies, bounded, to structs
+schema      the fields of those structs
+jobs        structs to prompts of ids and sampling parameters
+engine      the broker's peer: submits, takes in tokens, makes good what got lost
+generation  what a call waits for
+rows        the arrays of an Outputs message, row by row
+sample      one sample's ids to text
+answers     what OpenAI's clients expect of completions and chats
+logprobs    the same of log-probabilities
+generate    runs a call and sends its answer, whole or as a stream
+stream      server-sent events
+status      /health, /ready, /v1/models
+"""

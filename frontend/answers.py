@@ -1,0 +1,144 @@
+"""What OpenAI's clients expect in answer: one object, or the chunks of a stream."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from frontend.generation import Call
+from frontend.jobs import Job
+from frontend.logprobs import chat_logprobs, completion_logprobs
+from frontend.sample import Piece, Sample
+from toka.messages import Finish
+from toka.process import version
+from toka.text.vocabulary import Vocabulary
+
+FINGERPRINT = f"toka-{version()}"
+_REASONS = {Finish.NONE: None, Finish.STOP: "stop", Finish.LENGTH: "length"}
+
+
+class Answer:
+    """The answer to one call. Subclasses say what is a route's own."""
+
+    prefix: str
+    whole_object: str
+    chunk_object: str
+
+    def __init__(self, job: Job, call: Call, model: str, vocabulary: Vocabulary) -> None:
+        self._job, self._call, self._vocabulary = job, call, vocabulary
+        self._head = {
+            "id": f"{self.prefix}-{secrets.token_hex(12)}",
+            "created": int(time.time()),
+            "model": model,
+            "system_fingerprint": FINGERPRINT,
+        }
+        self._chunk_head = self._head | {"object": self.chunk_object}
+        if job.include_usage:
+            self._chunk_head["usage"] = None
+        self._begun: set[int] = set()
+
+    def whole(self) -> dict[str, Any]:
+        """All of a finished call, choices in order."""
+        samples = [sample for each in self._call.generations for sample in each.samples]
+        choices = [self._choice(sample, sample.take()) for sample in samples]
+        return self._head | {"object": self.whole_object, "choices": choices, "usage": self._usage()}
+
+    def chunks(self, sample: Sample) -> list[dict[str, Any]]:
+        """What is new of a sample."""
+        piece = sample.take()
+        choices: list[dict[str, Any]] = []
+        if sample.index not in self._begun and (piece.text or piece.logprobs or sample.finish):
+            self._begun.add(sample.index)
+            choices += self._opening(sample)
+        if piece.text or piece.logprobs:
+            choices.append(self._delta(sample, piece))
+        if sample.finish:
+            choices.append(self._closing(sample))
+        return [self._chunk_head | {"choices": [choice]} for choice in choices]
+
+    def last_chunks(self) -> list[dict[str, Any]]:
+        """After every sample has finished."""
+        return [self._chunk_head | {"choices": [], "usage": self._usage()}] if self._job.include_usage else []
+
+    def _usage(self) -> dict[str, Any]:
+        generations = self._call.generations
+        prompt = sum(len(each.prompt) for each in generations)
+        completion = sum(sample.count for each in generations for sample in each.samples)
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": sum(each.cached for each in generations)},
+        }
+
+    def _choice(self, sample: Sample, piece: Piece) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _opening(self, sample: Sample) -> Sequence[dict[str, Any]]:
+        raise NotImplementedError
+
+    def _delta(self, sample: Sample, piece: Piece) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _closing(self, sample: Sample) -> dict[str, Any]:
+        raise NotImplementedError
+
+
+class CompletionAnswer(Answer):
+    prefix = "cmpl"
+    whole_object = chunk_object = "text_completion"
+
+    def _choice(self, sample: Sample, piece: Piece) -> dict[str, Any]:
+        choice = self._part(sample, self._echo(sample) + piece.text, piece)
+        return choice | {"finish_reason": _REASONS[sample.finish]}
+
+    def _opening(self, sample: Sample) -> Sequence[dict[str, Any]]:
+        echo = self._echo(sample)
+        return [self._part(sample, echo, None)] if echo else []
+
+    def _delta(self, sample: Sample, piece: Piece) -> dict[str, Any]:
+        return self._part(sample, piece.text, piece)
+
+    def _closing(self, sample: Sample) -> dict[str, Any]:
+        return self._part(sample, "", None) | {"finish_reason": _REASONS[sample.finish]}
+
+    def _echo(self, sample: Sample) -> str:
+        return self._job.echoes[sample.index // self._job.n]
+
+    def _part(self, sample: Sample, text: str, piece: Piece | None) -> dict[str, Any]:
+        logprobs = None
+        if piece is not None and self._job.params.logprobs >= 0:
+            logprobs = completion_logprobs(piece, self._vocabulary, len(self._echo(sample)))
+        return {"index": sample.index, "text": text, "logprobs": logprobs, "finish_reason": None}
+
+
+class ChatAnswer(Answer):
+    prefix = "chatcmpl"
+    whole_object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+
+    def _choice(self, sample: Sample, piece: Piece) -> dict[str, Any]:
+        return {
+            "index": sample.index,
+            "message": {"role": "assistant", "content": piece.text, "refusal": None},
+            "logprobs": self._logprobs(piece),
+            "finish_reason": _REASONS[sample.finish],
+        }
+
+    def _opening(self, sample: Sample) -> Sequence[dict[str, Any]]:
+        return [_chat_part(sample, {"role": "assistant", "content": "", "refusal": None})]
+
+    def _delta(self, sample: Sample, piece: Piece) -> dict[str, Any]:
+        return _chat_part(sample, {"content": piece.text}) | {"logprobs": self._logprobs(piece)}
+
+    def _closing(self, sample: Sample) -> dict[str, Any]:
+        return _chat_part(sample, {}) | {"finish_reason": _REASONS[sample.finish]}
+
+    def _logprobs(self, piece: Piece) -> dict[str, Any] | None:
+        return chat_logprobs(piece, self._vocabulary) if self._job.params.logprobs >= 0 else None
+
+
+def _chat_part(sample: Sample, delta: dict[str, Any]) -> dict[str, Any]:
+    return {"index": sample.index, "delta": delta, "logprobs": None, "finish_reason": None}

@@ -1,0 +1,291 @@
+"""A parsed request to what is submitted: prompts as ids, and how to sample from each.
+
+Checks what depends on the model, the configuration or on several fields; raises ApiError that names one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from frontend.errors import ApiError, wrong
+from frontend.generation import Call, Generation
+from frontend.sample import Sample
+from frontend.schema import ChatMessage, ChatRequest, CompletionRequest, Sampling
+from toka.messages import ModelCard, SamplingParams
+from toka.text.chat import Message
+from toka.text.detokenize import detokenizer
+from toka.text.tokenize import TokenizerPool
+from toka.text.vocabulary import Vocabulary
+
+SEED_BITS = 64
+PROMPTS_AT_ONCE = 64
+"""Prompts looked at before other tasks of the event loop get their turn."""
+DEFAULT_MAX_TOKENS = 16
+"""Of completions, as OpenAI's; a chat may go on to the end of the context."""
+PART_SEPARATOR = "\n"
+"""Between the text parts of one message."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What the configuration allows."""
+
+    max_n: int
+    max_samples: int
+    max_logprobs: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Job:
+    """A request that may run."""
+
+    prompts: list[NDArray[np.int32]]
+    echoes: list[str]
+    """What stands before the text of each prompt's choices."""
+    params: SamplingParams
+    max_tokens: list[int]
+    """Of each prompt."""
+    seed: int | None
+    n: int
+    stops: list[str]
+    priority: int
+    stream: bool
+    include_usage: bool
+
+    def call(self, vocabulary: Vocabulary) -> Call:
+        call = Call(self.stream)
+        for place, (prompt, most) in enumerate(zip(self.prompts, self.max_tokens)):
+            seed = secrets.randbits(SEED_BITS) if self.seed is None else self.seed
+            samples = [self._sample(number, place * self.n + number, vocabulary) for number in range(self.n)]
+            params = dataclasses.replace(self.params, max_tokens=most, seed=seed)
+            Generation(prompt=prompt, params=params, samples=samples, priority=self.priority, call=call)
+        return call
+
+    def _sample(self, number: int, index: int, vocabulary: Vocabulary) -> Sample:
+        return Sample(number, index, detokenizer(vocabulary), self.stops, self.params.logprobs >= 0)
+
+
+class Planner:
+    """Makes Jobs of requests to one model."""
+
+    def __init__(self, pool: TokenizerPool, vocabulary: Vocabulary, limits: Limits) -> None:
+        self._pool = pool
+        self._limits = limits
+        self._longest_token = vocabulary.longest()
+
+    async def completion(self, request: CompletionRequest, card: ModelCard) -> Job:
+        self._check(request, card)
+        echo = bool(request.echo)
+        if request.best_of not in (None, request.n or 1):
+            raise wrong("best_of", "only the value of n is supported", "unsupported_parameter")
+        if echo and request.logprobs is not None:
+            raise wrong("logprobs", "log-probabilities of the prompt are not supported", "unsupported_parameter")
+        if request.max_tokens == 0 and not echo:
+            raise wrong("max_tokens", "0 is for echo alone")
+        logprobs = -1 if request.logprobs is None else request.logprobs
+        self._check_logprobs("logprobs", logprobs, card)
+        given = _prompts(request)
+        self._check_samples("prompt", len(given), request.n)
+        prompts, echoes = await self._encode(request, given, card, echo)
+        return self._job(request, card, "prompt", prompts, echoes, request.max_tokens, DEFAULT_MAX_TOKENS, logprobs)
+
+    async def chat(self, request: ChatRequest, card: ModelCard) -> Job:
+        self._check(request, card)
+        most = _chat_max_tokens(request)
+        if request.response_format not in (None, {"type": "text"}):
+            raise wrong("response_format", 'only {"type": "text"} is supported', "unsupported_parameter")
+        if request.modalities not in (None, ["text"]):
+            raise wrong("modalities", 'only ["text"] is supported', "unsupported_parameter")
+        if request.top_logprobs is not None and not request.logprobs:
+            raise wrong("top_logprobs", "needs logprobs to be true")
+        logprobs = (request.top_logprobs or 0) if request.logprobs else -1
+        self._check_logprobs("top_logprobs", logprobs, card)
+        self._check_samples("n", 1, request.n)
+        messages = [_template_message(each, f"messages[{i}]") for i, each in enumerate(request.messages or [])]
+        if not messages:
+            raise wrong("messages", "at least one message is needed")
+        self._check_length("messages", sum(len(str(each["content"])) for each in messages), card)
+        try:
+            prompt = await self._pool.encode_chat(messages, request.add_generation_prompt is not False)
+        except ValueError as error:
+            raise wrong("messages", str(error)) from None
+        return self._job(request, card, "messages", [prompt], [""], most, card.context_length, logprobs)
+
+    async def _encode(
+        self, request: CompletionRequest, given: Sequence[str | list[int]], card: ModelCard, echo: bool
+    ) -> tuple[list[NDArray[np.int32]], list[str]]:
+        """The ids of each prompt, and the text to echo."""
+        texts = [each for each in given if isinstance(each, str)]
+        for text in texts:
+            self._check_length("prompt", len(text), card)
+        encoded = iter(await self._pool.encode(texts, request.add_special_tokens is not False))
+        prompts, echoes = [], []
+        for each in given:
+            if isinstance(each, str):
+                prompts.append(next(encoded))
+                echoes.append(each if echo else "")
+            else:
+                prompts.append(_ids(each, card))
+                echoes.append(await self._pool.decode(each) if echo else "")
+            if len(prompts) % PROMPTS_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        return prompts, echoes
+
+    def _job(
+        self,
+        request: Sampling,
+        card: ModelCard,
+        field: str,
+        prompts: list[NDArray[np.int32]],
+        echoes: list[str],
+        most: int | None,
+        default: int,
+        logprobs: int,
+    ) -> Job:
+        max_tokens = [_room(field, len(prompt), most, default, card) for prompt in prompts]
+        if (request.min_tokens or 0) > min(max_tokens):
+            raise wrong("min_tokens", f"{request.min_tokens} is more than the {min(max_tokens)} tokens there may be")
+        stop = request.stop or []
+        return Job(
+            prompts=prompts,
+            echoes=echoes,
+            params=_params(request, logprobs),
+            max_tokens=max_tokens,
+            seed=None if request.seed is None else request.seed % (1 << SEED_BITS),
+            n=request.n or 1,
+            stops=[stop] if isinstance(stop, str) else stop,
+            priority=request.priority or 0,
+            stream=bool(request.stream),
+            include_usage=bool(request.stream_options and request.stream_options.include_usage),
+        )
+
+    def _check(self, request: Sampling, card: ModelCard) -> None:
+        if request.stream_options is not None and not request.stream:
+            raise wrong("stream_options", "needs stream to be true")
+        if request.n is not None and request.n > self._limits.max_n:
+            raise wrong("n", f"at most {self._limits.max_n}, got {request.n}")
+        for field, ids in (("logit_bias", request.logit_bias), ("stop_token_ids", request.stop_token_ids)):
+            if ids and not 0 <= min(ids) <= max(ids) < card.vocab_size:
+                raise wrong(field, f"token ids are from 0 to {card.vocab_size - 1}")
+
+    def _check_logprobs(self, field: str, logprobs: int, card: ModelCard) -> None:
+        most = min(self._limits.max_logprobs, card.max_logprobs)
+        if logprobs > most:
+            raise wrong(field, f"at most {most}, got {logprobs}")
+
+    def _check_samples(self, field: str, prompts: int, n: int | None) -> None:
+        samples = prompts * (n or 1)
+        if samples > self._limits.max_samples:
+            raise wrong(field, f"{samples} samples in one request; at most {self._limits.max_samples}")
+
+    def _check_length(self, field: str, characters: int, card: ModelCard) -> None:
+        """Refuse what cannot fit before it is tokenized: a token stands for so many bytes at most."""
+        at_least = characters // self._longest_token
+        if at_least > card.context_length:
+            raise _too_long(field, f"at least {at_least}", card)
+
+
+def _prompts(request: CompletionRequest) -> list[str | list[int]]:
+    """The prompts, each a text or ids, none empty."""
+    prompt = request.prompt
+    if not prompt:
+        raise wrong("prompt", "must not be empty")
+    if isinstance(prompt, str):
+        return [prompt]
+    ids = [each for each in prompt if isinstance(each, int)]
+    if len(ids) == len(prompt):
+        return [ids]
+    prompts = [each for each in prompt if not isinstance(each, int)]
+    if ids or len({type(each) for each in prompts}) > 1:
+        raise wrong("prompt", "texts, ids and lists of ids cannot be mixed")
+    if not all(prompts):
+        raise wrong("prompt", "no prompt may be empty")
+    return prompts
+
+
+def _ids(prompt: Sequence[int], card: ModelCard) -> NDArray[np.int32]:
+    if len(prompt) > card.context_length:
+        raise _too_long("prompt", str(len(prompt)), card)
+    try:
+        ids = np.array(prompt, dtype=np.int64)
+    except OverflowError:
+        ids = np.array([-1])
+    if ids.min() < 0 or ids.max() >= card.vocab_size:
+        raise wrong("prompt", f"token ids are from 0 to {card.vocab_size - 1}")
+    return ids.astype(np.int32)
+
+
+def _chat_max_tokens(request: ChatRequest) -> int | None:
+    old, new = request.max_tokens, request.max_completion_tokens
+    if None not in (old, new) and old != new:
+        raise wrong("max_tokens", f"{old} differs from max_completion_tokens, {new}")
+    if 0 in (old, new):
+        raise wrong("max_tokens" if old == 0 else "max_completion_tokens", "at least 1")
+    return old if new is None else new
+
+
+def _template_message(message: ChatMessage, field: str) -> Message:
+    """The message as chat templates take it. Templates know the developer's role as the system's."""
+    content = message.content
+    if content is None:
+        raise wrong(f"{field}.content", "missing")
+    text = content if isinstance(content, str) else PART_SEPARATOR.join(part.text for part in content)
+    role = "system" if message.role == "developer" else message.role
+    optional = {"name": message.name, "tool_call_id": message.tool_call_id}
+    return {"role": role, "content": text} | {key: value for key, value in optional.items() if value is not None}
+
+
+def _room(field: str, prompt: int, most: int | None, default: int, card: ModelCard) -> int:
+    """Tokens that may be generated after `prompt` tokens; ApiError where they do not fit."""
+    if not prompt:
+        raise wrong(field, "has no tokens")
+    if prompt + (most != 0) > card.context_length:
+        raise _too_long(field, str(prompt), card)
+    if prompt + (most != 0) > card.kv_cache_tokens:
+        raise wrong(field, f"{prompt} tokens can never fit the KV cache, which holds {card.kv_cache_tokens}")
+    if most is None:
+        return min(default, card.context_length - prompt, card.kv_cache_tokens - prompt)
+    if prompt + most > card.context_length:
+        message = f"{prompt} tokens of prompt and {most} to generate, but the context is {card.context_length}"
+        raise wrong("max_tokens", message, "context_length_exceeded")
+    if prompt + most > card.kv_cache_tokens:
+        held = f"the KV cache holds {card.kv_cache_tokens}"
+        raise wrong("max_tokens", f"{prompt} tokens of prompt and {most} to generate, but {held}")
+    return most
+
+
+def _too_long(field: str, tokens: str, card: ModelCard) -> ApiError:
+    message = f"{tokens} tokens of prompt, but the context is {card.context_length} tokens, output included"
+    return wrong(field, message, "context_length_exceeded")
+
+
+def _params(request: Sampling, logprobs: int) -> SamplingParams:
+    """max_tokens and seed are each prompt's own, set later."""
+    values = {
+        name: getattr(request, name)
+        for name in (
+            "temperature",
+            "top_p",
+            "min_p",
+            "presence_penalty",
+            "frequency_penalty",
+            "repetition_penalty",
+            "logit_bias",
+            "min_tokens",
+            "ignore_eos",
+        )
+    }
+    return SamplingParams(
+        max_tokens=0,
+        top_k=max(0, request.top_k or 0),
+        stop_token_ids=sorted(set(request.stop_token_ids or [])),
+        logprobs=logprobs,
+        **{name: value for name, value in values.items() if value is not None},
+    )

@@ -1,0 +1,145 @@
+"""One sample of a request: its ids as they arrive, and their text."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from toka.messages import Finish
+from toka.text.detokenize import Detokenizer
+from toka.text.stops import StopFinder
+
+
+class TokenLogprob(NamedTuple):
+    """A sampled token's log-probability and those of the most likely ones, (id, value) each."""
+
+    token: int
+    value: float
+    top: list[tuple[int, float]]
+
+
+@dataclass(slots=True)
+class Piece:
+    """What is new of a sample's answer."""
+
+    text: str
+    logprobs: list[TokenLogprob]
+    offsets: list[int]
+    """Where the text of each of `logprobs` begins, in characters of the sample's text."""
+
+
+class Sample:
+    """Turns the ids of one sample into text, cut before the first stop string.
+
+    Ids become text when `read` is called: at once where a stop string could end the sample (`eager`),
+    else when somebody takes the text, many at a time for a slow reader.
+    """
+
+    __slots__ = (
+        "_closed",
+        "_logprobs",
+        "_made",
+        "_offsets",
+        "_pieces",
+        "_seen",
+        "_stops",
+        "_text",
+        "_told",
+        "_with_logprobs",
+        "changed",
+        "count",
+        "finish",
+        "ids",
+        "index",
+        "number",
+    )
+
+    def __init__(self, number: int, index: int, text: Detokenizer, stops: Sequence[str], with_logprobs: bool) -> None:
+        self.number = number
+        """Among the samples of its prompt ..."""
+        self.index = index
+        """... and among the choices of the whole call."""
+        self.ids: list[int] = []
+        self.finish = Finish.NONE
+        self.count = 0
+        """Once it is finished, the tokens that usage counts: none past the one that completed a stop string."""
+        self.changed = False
+        """Whether it is on its call's list of what changed."""
+        self._text = text
+        self._stops = StopFinder(stops) if stops else None
+        self._with_logprobs = with_logprobs
+        self._logprobs: list[TokenLogprob] = []
+        self._offsets: list[int] = []
+        self._pieces: list[str] = []
+        self._made = 0
+        """Ids that were made text."""
+        self._seen = 0
+        """Characters that they completed, stop string included."""
+        self._told = 0
+        """Characters that `take` gave out."""
+        self._closed = False
+
+    @property
+    def eager(self) -> bool:
+        return self._stops is not None
+
+    def add(self, ids: Sequence[int], finish: Finish, logprobs: Sequence[TokenLogprob]) -> None:
+        """The next ids. The last one carries no text where `finish` is STOP."""
+        assert not self.finish, "nothing follows the end"
+        self.ids += ids
+        self._logprobs += logprobs
+        if finish:
+            self.finish, self.count = finish, len(self.ids)
+        if self.eager:
+            self.read()
+
+    def read(self) -> None:
+        """Make text of the ids that have none yet; a stop string in it ends the sample."""
+        end = len(self.ids) - (self.finish == Finish.STOP)
+        if self._stops is None and not self._with_logprobs:
+            self._make(end)
+        while self._made < end and not self._stopped:
+            if self._with_logprobs:
+                self._offsets.append(self._seen)
+            self._make(self._made + 1)
+        if self._stopped and not self._closed:
+            self._closed = True
+            self.finish, self.count = Finish.STOP, self._made
+        elif self.finish and not self._closed:
+            self._close()
+
+    def take(self) -> Piece:
+        """What is new since the last call."""
+        self.read()
+        text = "".join(self._pieces)
+        self._pieces.clear()
+        self._told += len(text)
+        whole = self.finish and not self._stopped
+        ready = len(self._offsets) if whole else bisect_left(self._offsets, self._told)
+        piece = Piece(text, self._logprobs[:ready], self._offsets[:ready])
+        del self._logprobs[:ready], self._offsets[:ready]
+        return piece
+
+    @property
+    def _stopped(self) -> bool:
+        return self._stops is not None and self._stops.found
+
+    def _make(self, end: int) -> None:
+        """Make text of the ids up to number `end`."""
+        if self._made < end:
+            self._append(self._text.feed(self.ids[self._made : end]))
+            self._made = end
+
+    def _append(self, text: str) -> None:
+        if text:
+            self._seen += len(text)
+            self._pieces.append(self._stops.feed(text) if self._stops else text)
+
+    def _close(self) -> None:
+        """No id follows: give out what was held back."""
+        self._closed = True
+        self._append(self._text.flush())
+        if self._stops and not self._stops.found:
+            self._pieces.append(self._stops.flush())

@@ -1,0 +1,111 @@
+"""What the routes share."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from frontend.engine import Engine
+from frontend.errors import ApiError
+from frontend.generation import Call
+from frontend.jobs import Limits, Planner
+from frontend.parse import Bodies
+from toka.config import Config
+from toka.messages import ModelCard
+from toka.model import open_model
+from toka.text.chat import ChatTemplate
+from toka.text.tokenize import TokenizerPool
+from toka.text.vocabulary import Vocabulary
+
+ALIAS = "default"
+RETRY_SECONDS = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """The model's name, and all that is needed of its text."""
+
+    name: str
+    pool: TokenizerPool
+    vocabulary: Vocabulary
+    planner: Planner
+
+
+def load_model(config: Config) -> Model:
+    """Find and read the tokenizer and the chat template. ValueError, in one sentence, where that fails."""
+    source = open_model(config.model)
+    tokenizer, template = source.tokenizer(), source.chat_template()
+    chat = None if template is None else ChatTemplate(template, source.special_tokens())
+    pool, vocabulary = TokenizerPool(tokenizer, chat), Vocabulary(tokenizer)
+    limits = Limits(max_n=config.max_n, max_samples=config.max_samples, max_logprobs=config.max_logprobs)
+    return Model(config.served_model_name or source.name, pool, vocabulary, Planner(pool, vocabulary, limits))
+
+
+class Service:
+    """The state of one frontend."""
+
+    def __init__(self, config: Config, engine: Engine) -> None:
+        self.config = config
+        self.engine = engine
+        self.bodies = Bodies(config.max_body_bytes, config.body_bytes)
+        self.started = int(time.time())
+        self.draining = False
+        self.calls: set[Call] = set()
+        """Those that are being answered."""
+        self.idle = asyncio.Event()
+        """Set while no request is being served."""
+        self.idle.set()
+        self._serving = 0
+        self._model: Model | None = None
+
+    @property
+    def model(self) -> Model:
+        if self._model is None:
+            raise self.later("the tokenizer is being loaded")
+        return self._model
+
+    @model.setter
+    def model(self, model: Model) -> None:
+        self._model = model
+
+    @property
+    def card(self) -> ModelCard:
+        if self.engine.card is None:
+            raise self.later(self.engine.unavailable or "no replica is ready")
+        return self.engine.card
+
+    @property
+    def unavailable(self) -> str:
+        """Why new requests cannot be served just now; empty where they can."""
+        if self.draining:
+            return "the server is shutting down"
+        return "the tokenizer is being loaded" if self._model is None else self.engine.unavailable
+
+    @contextlib.contextmanager
+    def serving(self) -> Iterator[None]:
+        """While a request is served; ApiError where no new one is taken."""
+        if self.draining:
+            raise self.later("the server is shutting down")
+        self._serving += 1
+        self.idle.clear()
+        try:
+            yield
+        finally:
+            self._serving -= 1
+            if not self._serving:
+                self.idle.set()
+
+    def known(self, name: str) -> bool:
+        """Whether a request may call the model this."""
+        return name in (ALIAS, self.model.name)
+
+    def check_name(self, name: str | None) -> None:
+        if name is not None and not self.known(name):
+            raise ApiError(404, f"model {name!r} does not exist", param="model", code="model_not_found")
+
+    @staticmethod
+    def later(reason: str) -> ApiError:
+        return ApiError(503, reason, retry_after=RETRY_SECONDS)

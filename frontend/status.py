@@ -1,0 +1,67 @@
+"""Whether the server can serve, and what."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from frontend.errors import ApiError
+from frontend.service import RETRY_SECONDS, Service
+
+HEALTH_SECONDS = 2.0
+"""A replica has so long to answer."""
+
+
+class StatusRoutes:
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def health(self, request: web.Request) -> web.Response:
+        """Asks a manager, whose scheduling loop answers: 200 with what it says, 503 with the reason why not."""
+        reason = self._service.unavailable
+        pong = None if reason else await self._service.engine.ping(HEALTH_SECONDS)
+        if pong is None:
+            return _unavailable(reason or f"no replica answered within {HEALTH_SECONDS:g} s")
+        state = self._service.engine.state
+        assert state is not None, "a pong came through the broker"
+        return _json(
+            {
+                "status": "ok",
+                "replicas": state.replicas,
+                "queued": state.queued,
+                "running": pong.running,
+                "waiting": pong.waiting,
+                "pages_used": pong.pages_used,
+                "pages": pong.pages,
+            }
+        )
+
+    async def ready(self, request: web.Request) -> web.Response:
+        """200 if a new request would run; asks nobody."""
+        reason = self._service.unavailable
+        return _unavailable(reason) if reason else _json({"status": "ok"})
+
+    async def models(self, request: web.Request) -> web.Response:
+        return _json({"object": "list", "data": [self._model(self._service.model.name)]})
+
+    async def model(self, request: web.Request) -> web.Response:
+        name = request.match_info["name"]
+        self._service.check_name(name)
+        return _json(self._model(name))
+
+    def _model(self, name: str) -> dict[str, Any]:
+        card = self._service.engine.card
+        model: dict[str, Any] = {"id": name, "object": "model", "created": self._service.started, "owned_by": "toka"}
+        return model | ({"max_model_len": card.context_length} if card else {})
+
+
+def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
+    body = msgspec.json.encode(value)
+    return web.Response(body=body, status=status, headers=headers, content_type="application/json")
+
+
+def _unavailable(reason: str) -> web.Response:
+    error = ApiError(503, reason, retry_after=RETRY_SECONDS)
+    return _json({"status": "unavailable", "reason": reason} | error.body, 503, error.headers)

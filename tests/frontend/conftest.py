@@ -1,0 +1,51 @@
+"""One frontend process and one peer for all tests that do not end it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import httpx
+import openai
+import pytest
+
+from tests.support.engine_peer import EnginePeer
+from tests.support.frontend_process import FrontendProcess
+
+MAX_BODY = 4 << 20
+
+
+@pytest.fixture(scope="session")
+def running() -> Iterator[tuple[EnginePeer, FrontendProcess]]:
+    with EnginePeer() as peer:
+        settings = ["ping_seconds=0.2", f"max_body_bytes={MAX_BODY}", "max_n=128", "max_samples=256"]
+        with FrontendProcess(peer.endpoint, *settings) as frontend:
+            frontend.wait_until_serving()
+            yield peer, frontend
+
+
+@pytest.fixture
+def peer(running: tuple[EnginePeer, FrontendProcess]) -> Iterator[EnginePeer]:
+    """Behaves as told by the test, and as by default again after it."""
+    peer, _ = running
+    peer.seen.clear()
+    yield peer
+    peer.reset()
+
+
+@pytest.fixture
+def frontend(running: tuple[EnginePeer, FrontendProcess], peer: EnginePeer) -> FrontendProcess:
+    return running[1]
+
+
+@pytest.fixture
+def http(frontend: FrontendProcess) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=frontend.url, timeout=30) as client:
+        yield client
+
+
+@pytest.fixture
+def sdk(frontend: FrontendProcess) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(
+        base_url=f"{frontend.url}/v1", api_key="any", max_retries=0, timeout=30, _strict_response_validation=True
+    ) as client:
+        yield client

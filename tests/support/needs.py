@@ -1,0 +1,18 @@
+"""Skip, by name, what a machine lacks; where TOKA_TEST_ALL=1 is set, such a skip fails."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import pytest
+
+
+def needs(program: str) -> str:
+    """The path of a program the test runs. Skips the test where there is none."""
+    path = shutil.which(program)
+    if path is not None:
+        return path
+    if os.environ.get("TOKA_TEST_ALL") == "1":
+        pytest.fail(f"{program} is missing and TOKA_TEST_ALL is set")
+    pytest.skip(f"{program} is missing")
