@@ -72,7 +72,9 @@ def measure(sequences: int, arrivals: bool) -> tuple[float, float, float]:
     for number, length in enumerate(lengths.tolist()):
         submit(to, number, int(length))
     flying: deque[tuple[Plan, Sent]] = deque()
-    times, rows, live, number = [], [], sequences, sequences
+    times: list[float] = []
+    rows: list[int] = []
+    live = number = sequences
     while len(times) < STEPS:
         began = time.perf_counter()
         planned = to.plan()
@@ -100,9 +102,8 @@ def main() -> None:
     for size in sizes:
         for arrivals in (False, True):
             median, tail, rows = measure(size, arrivals)
-            print(
-                f"| {size} | {'with arrivals' if arrivals else 'decode only'} | {rows:.0f} | {median:.2f} | {tail:.2f} |"
-            )
+            load = "with arrivals" if arrivals else "decode only"
+            print(f"| {size} | {load} | {rows:.0f} | {median:.2f} | {tail:.2f} |")
 
 
 if __name__ == "__main__":
