@@ -1,0 +1,169 @@
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from tests.support.dense_attention import DenseAttention
+from tests.support.tiny import tiny_config, tiny_model
+from toka.model import open_model
+from workers.stage import layers
+from workers.stage.checkpoints import RandomCheckpoint
+from workers.stage.decoder import Decoder
+from workers.stage.layers import HalfLinear, PlainLinear
+from workers.stage.weights import Weights, expected_shapes, load_weights
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("tiny"), "qwen2", num_hidden_layers=2)
+
+
+def altered(tiny: Path, path: Path, **changes: Tensor | None) -> Path:
+    """A copy of `tiny` with tensors replaced, added, or, where None, left out; `__` stands for a dot."""
+    tensors = load_file(tiny / "model.safetensors")
+    for name, tensor in changes.items():
+        tensors.pop(name.replace("__", "."), None)
+        if tensor is not None:
+            tensors[name.replace("__", ".")] = tensor
+    for file in tiny.iterdir():
+        if file.suffix == ".json":
+            (path / file.name).write_bytes(file.read_bytes())
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "message"),
+    [
+        ("model.norm.weight", None, "tensor model.norm.weight of shape [64] is missing"),
+        ("model.layers.1.self_attn.k_proj.bias", None, "self_attn.k_proj.bias of shape [32] is missing"),
+        ("lm_head.weight", None, "tensor lm_head.weight of shape [512, 64] is missing"),
+        (
+            "model.layers.0.mlp.up_proj.weight",
+            torch.zeros(111, 64),
+            "tensor model.layers.0.mlp.up_proj.weight has shape [111, 64], the config says [112, 64]",
+        ),
+        (
+            "model.layers.1.self_attn.o_proj.bias",
+            torch.zeros(64),
+            "model.layers.1.self_attn.o_proj.bias of shape [64] is not one that the config of this qwen2 model",
+        ),
+        ("model.layers.2.mlp.up_proj.weight", torch.zeros(112, 64), "model.layers.2.mlp.up_proj.weight of shape"),
+    ],
+)
+def test_tensor_that_does_not_fit(tiny: Path, tmp_path: Path, name: str, tensor: Tensor | None, message: str) -> None:
+    path = altered(tiny, tmp_path, **{name.replace(".", "__"): tensor})
+    with pytest.raises(ValueError) as error:
+        load_weights(open_model(str(path)))
+    assert message in str(error.value) and "\n" not in str(error.value)
+    assert str(error.value).startswith(f"{path / 'model.safetensors'}: ")
+
+
+def test_file_that_is_not_safetensors(tiny: Path, tmp_path: Path) -> None:
+    path = altered(tiny, tmp_path)
+    (path / "model.safetensors").write_bytes(b"not safetensors")
+    with pytest.raises(ValueError, match=r"model\.safetensors: cannot be read"):
+        load_weights(open_model(str(path)))
+
+
+def test_leftovers_of_known_kinds_are_ignored(tmp_path: Path) -> None:
+    """A tied model that repeats its embedding as the head, and old rotary tables."""
+    (tmp_path / "tied").mkdir()
+    tied = tiny_model(tmp_path / "origin", tie_word_embeddings=True, num_hidden_layers=1)
+    inverse = {"model__layers__0__self_attn__rotary_emb__inv_freq": torch.zeros(8)}
+    load_weights(open_model(str(altered(tied, tmp_path / "tied", lm_head__weight=torch.zeros(512, 64), **inverse))))
+
+
+def tensors(weights: Weights) -> dict[str, Tensor]:
+    found = {"embedding": weights.embedding, "norm": weights.norm.weight}
+    linears = {"head": weights.head}
+    for i, layer in enumerate(weights.layers):
+        linears |= {f"{i}.{name}": getattr(layer, name) for name in ("qkv", "output", "gate_up", "down")}
+        found |= {f"{i}.{name}": getattr(layer, name).weight for name in ("attention_norm", "mlp_norm")}
+    for name, linear in linears.items():
+        if isinstance(linear, HalfLinear):
+            unpacked = [torch.ops.quantized.linear_unpack_fp16(part) for part in linear.packed]
+            found[f"{name}.weight"] = torch.cat([weight for weight, _ in unpacked]).to(weights.dtype)
+            if unpacked[0][1] is not None:
+                found[f"{name}.bias"] = torch.cat([bias for _, bias in unpacked])
+        else:
+            assert isinstance(linear, PlainLinear)
+            found |= {f"{name}.weight": linear.weight} | ({} if linear.bias is None else {f"{name}.bias": linear.bias})
+    return found
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_bfloat16_reaches_every_tensor(tiny: Path, packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From a float32 checkpoint; packed as float16, the values are the bfloat16 ones."""
+    exact = tensors(load_weights(open_model(str(tiny)), dtype="float32"))
+    monkeypatch.setattr(layers, "uses_half_weights", lambda dtype, device: packed and dtype == torch.bfloat16)
+    rounded = tensors(load_weights(open_model(str(tiny)), dtype="bfloat16"))
+    assert exact.keys() == rounded.keys() and any("bias" in name for name in exact)
+    for name, tensor in rounded.items():
+        assert exact[name].dtype == torch.float32
+        if not packed:
+            assert tensor.dtype == torch.bfloat16, name
+        # float16 cannot hold what is nearer to zero than its smallest step.
+        atol = 2**-25 if packed else 0
+        torch.testing.assert_close(tensor.float(), exact[name].bfloat16().float(), atol=atol, rtol=0, msg=name)
+
+
+def test_a_tall_product_is_made_of_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight, bias = torch.randn(70, 16, generator=generator), torch.randn(70, generator=generator)
+    x = torch.randn(5, 16, generator=generator)
+    monkeypatch.setattr(layers, "PART_ROWS", 32)
+    tall = HalfLinear(weight.bfloat16(), bias.bfloat16())
+    assert len(tall.packed) == 3
+    expected = torch.nn.functional.linear(x, weight.bfloat16().float(), bias.bfloat16().float())
+    torch.testing.assert_close(tall(x), expected, atol=1e-5, rtol=0)
+
+
+def test_dtype_auto_is_the_configs(tiny: Path, tmp_path: Path) -> None:
+    assert load_weights(open_model(str(tiny))).dtype == torch.float32
+    half = tiny_config(tmp_path, dtype="float16")
+    assert load_weights(open_model(str(half)), random=True).dtype == torch.bfloat16
+
+
+def test_random_weights(tmp_path: Path) -> None:
+    source = open_model(str(tiny_config(tmp_path, "qwen3", num_hidden_layers=2)))
+    first, second = (tensors(load_weights(source, random=True)) for _ in range(2))
+    for name, tensor in first.items():
+        assert torch.equal(tensor, second[name]), name
+        if "norm" in name:
+            assert (tensor == 1).all()
+        else:
+            assert tensor.std() == pytest.approx(0.02, rel=0.05)
+    assert not torch.equal(first["0.down.weight"], first["1.down.weight"])
+    model = Decoder(source.config, load_weights(source, random=True))
+    assert model.logits(model.hidden(torch.tensor([1, 2]), torch.arange(2), DenseAttention())).isfinite().all()
+
+
+def test_random_tensor_depends_on_its_name_alone() -> None:
+    one = RandomCheckpoint({"a.weight": (4, 4), "b.weight": (4, 4)}, torch.device("cpu"))
+    other = RandomCheckpoint({"b.weight": (4, 4)}, torch.device("cpu"))
+    assert torch.equal(one.read("b.weight"), other.read("b.weight"))
+
+
+def test_expected_shapes_are_what_transformers_saves(tiny: Path) -> None:
+    saved = {name: tuple(tensor.shape) for name, tensor in load_file(tiny / "model.safetensors").items()}
+    assert expected_shapes(open_model(str(tiny)).config) == saved
+
+
+def test_weights_survive_their_file(tiny: Path, tmp_path: Path) -> None:
+    """They are copies: a checkpoint replaced under a running server changes nothing."""
+    path = altered(tiny, tmp_path)
+    weights = load_weights(open_model(str(path)), dtype="float32")
+    before = {name: tensor.clone() for name, tensor in tensors(weights).items()}
+    with (path / "model.safetensors").open("r+b") as file:
+        file.truncate(4096)
+    for name, tensor in tensors(weights).items():
+        assert torch.equal(tensor, before[name])
+
+
+def test_progress_rises_to_one(tiny: Path) -> None:
+    heard: list[float] = []
+    load_weights(open_model(str(tiny)), progress=heard.append)
+    assert heard == sorted(heard) and heard[-1] == 1.0 and len(heard) == 3

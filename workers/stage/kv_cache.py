@@ -1,0 +1,132 @@
+"""The paged KV cache of a stage: memory, sizes, page copies."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from toka.model import ModelConfig
+
+CPU_MEMORY_SHARE = 0.25
+"""Of the memory that is free when the weights are loaded; the rest is for everything else on the machine."""
+CPU_MEMORY_MOST = 4 << 30
+CUDA_MEMORY_SHARE = 0.9
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True, slots=True)
+class CacheShape:
+    """Sizes of one stage's cache. `pages` does not count the scratch page, which stands behind the last."""
+
+    layers: int
+    pages: int
+    page_size: int
+    kv_heads: int
+    head_dim: int
+
+    @property
+    def scratch(self) -> int:
+        """A page that no sequence owns: what padding in page lists points to."""
+        return self.pages
+
+
+class KVCache:
+    """Keys and values of all layers, in pages of `page_size` tokens.
+
+    `keys[layer]`: [pages + 1, kv_heads, head_dim, page_size], transposed, and
+    `values[layer]`: [pages + 1, kv_heads, page_size, head_dim]. Both of the products of attention are then
+    weighted sums of contiguous rows of the cache. All is zero at first, and never touched on the CPU before
+    it is written, so that a large cache costs neither time at start nor memory before it is used.
+    """
+
+    def __init__(self, shape: CacheShape, dtype: torch.dtype, device: torch.device) -> None:
+        self.shape = shape
+        self.dtype = dtype
+        head = (shape.pages + 1, shape.kv_heads)
+        key_shape = (*head, shape.head_dim, shape.page_size)
+        value_shape = (*head, shape.page_size, shape.head_dim)
+        self.keys = [_zeros(key_shape, dtype, device) for _ in range(shape.layers)]
+        self.values = [_zeros(value_shape, dtype, device) for _ in range(shape.layers)]
+
+    def aim(self, pages: Tensor, offsets: Tensor) -> None:
+        """Choose where the next `write`s go: pages, offsets: [tokens]."""
+        shape = self.shape
+        heads = pages[:, None] * shape.kv_heads + torch.arange(shape.kv_heads, device=pages.device)
+        self._value_rows = (heads * shape.page_size + offsets[:, None]).flatten()
+        dims = torch.arange(shape.head_dim, device=pages.device)
+        columns = (heads[..., None] * shape.head_dim + dims) * shape.page_size
+        self._key_places = (columns + offsets[:, None, None]).flatten()
+
+    def write(self, layer: int, k: Tensor, v: Tensor) -> None:
+        """Store k, v: [tokens, kv_heads, head_dim]."""
+        self.keys[layer].view(-1).index_copy_(0, self._key_places, k.reshape(-1))
+        rows = v.reshape(-1, self.shape.head_dim)
+        self.values[layer].view(-1, self.shape.head_dim).index_copy_(0, self._value_rows, rows)
+
+    def copy(self, sources: Tensor, targets: Tensor) -> None:
+        """Copy pages sources: [n] to targets: [n] in every layer."""
+        for cache in (*self.keys, *self.values):
+            cache[targets] = cache[sources]
+
+
+def page_bytes(config: ModelConfig, page_size: int, dtype: torch.dtype) -> int:
+    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * page_size * dtype.itemsize
+
+
+def choose_pages(
+    tokens: int, config: ModelConfig, page_size: int, dtype: torch.dtype, device: torch.device, most_tokens: int
+) -> int:
+    """Pages of the cache: for `tokens`, or, where that is 0, what memory allows and `most_tokens` can use.
+
+    Raises ValueError where memory does not hold what was asked for.
+    """
+    one, free = page_bytes(config, page_size, dtype), free_memory(device)
+    if tokens:
+        pages = -(-tokens // page_size)
+        if pages * one > free:
+            raise ValueError(f"kv_cache_tokens: {tokens} tokens take {pages * one >> 20} MiB, {free >> 20} are free")
+        return pages
+    cpu = device.type == "cpu"
+    share = min(int(free * CPU_MEMORY_SHARE), CPU_MEMORY_MOST) if cpu else int(free * CUDA_MEMORY_SHARE)
+    pages = min(share // one, -(-most_tokens // page_size))
+    if pages < 1:
+        raise ValueError(f"no memory for a KV cache: {free >> 20} MiB are free")
+    return pages
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that can still be taken on `device`; on the CPU within the control group's limit."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return min([_available(), *_control_group()])
+
+
+def _available() -> int:
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+
+
+def _control_group() -> list[int]:
+    """What is left under the limits of control groups, version 2 or 1."""
+    left = []
+    for limit, usage in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
+        # Where there is no limit, there is no file, or no number in it.
+        with contextlib.suppress(OSError, ValueError):
+            left.append(max(0, int((_CGROUP / limit).read_text()) - int((_CGROUP / usage).read_text())))
+    return left
+
+
+def _zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    if device.type != "cpu":
+        return torch.zeros(tuple(shape), dtype=dtype, device=device)
+    # numpy's zeros are mapped, not written.
+    return torch.from_numpy(np.zeros(int(np.prod(shape)) * dtype.itemsize, np.uint8)).view(dtype).view(*shape)

@@ -1,0 +1,39 @@
+"""How large a stage is: pages, sequences, tokens of a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from toka.config import Config
+from toka.model import ModelConfig
+from workers.stage.kv_cache import choose_pages
+
+CPU_SEQS, CUDA_SEQS = 256, 1024
+CPU_TOKENS, CUDA_TOKENS = 512, 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    pages: int
+    page_size: int
+    pages_per_seq: int
+    max_seqs: int
+    max_tokens: int
+    """Tokens of one step."""
+
+
+def choose(config: Config, model: ModelConfig, dtype: torch.dtype, device: torch.device) -> Sizes:
+    """Sizes from the settings, and from the memory that is free now where they are 0.
+
+    Raises ValueError, which names the setting, where memory does not hold them.
+    """
+    cpu, size = device.type == "cpu", config.page_size
+    context = min(config.max_context or model.max_position_embeddings, model.max_position_embeddings)
+    max_seqs = config.max_seqs or (CPU_SEQS if cpu else CUDA_SEQS)
+    pages = choose_pages(config.kv_cache_tokens, model, size, dtype, device, max_seqs * context)
+    if not config.max_seqs:
+        max_seqs = min(max_seqs, pages)
+    max_tokens = config.max_tokens_per_step or max(max_seqs, CPU_TOKENS if cpu else CUDA_TOKENS)
+    return Sizes(pages, size, -(-context // size), max_seqs, max_tokens)
