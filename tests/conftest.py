@@ -1,0 +1,31 @@
+"""Hypothesis profiles, and the record that `make soak` writes."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import settings
+
+from tests.support import soak
+
+settings.load_profile("soak" if soak.RECORD else "default")
+_began = time.monotonic()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "soak: counts in its own way; `make soak` runs it for longer")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if soak.RECORD:
+        chosen = [item for item in items if soak.counts_something(item)]
+        config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+        items[:] = chosen
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if soak.RECORD:
+        stats = terminalreporter.stats
+        reports = [each for outcome in ("passed", "failed") for each in stats.get(outcome, [])]
+        soak.write_record(reports, time.monotonic() - _began)

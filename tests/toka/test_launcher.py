@@ -1,0 +1,270 @@
+"""`toka` and its parts as real processes on a tiny model: starts that fail, ends, deaths, folders."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import stat
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.server import Running, Server, environment, free_port, running, serve, until
+from tests.support.tiny import tiny_config
+from toka.folders import run_folder
+from toka.launcher import example
+
+PARTS = ["toka: broker", "toka: frontend", "toka: manager r0", "toka: stage r0.0"]
+SMALL: dict[str, object] = {"weights": "random", "max_seqs": 4, "kv_cache_tokens": 2048, "threads": 1}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_config(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture
+def private() -> Iterator[Path]:
+    """A private folder whose path is short enough for sockets."""
+    with tempfile.TemporaryDirectory(prefix="t-") as folder:
+        yield Path(folder)
+
+
+def complete(url: str, **fields: Any) -> dict[str, Any]:
+    body = {"prompt": "The sea was", "max_tokens": 4, "ignore_eos": True, "seed": 1, "temperature": 0, **fields}
+    answer = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
+    return answer.json()  # type: ignore[no-any-return]
+
+
+def serves(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health", timeout=2).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def fails(process: Running, status: int, *said: str) -> None:
+    """It ends with this status, having said these things, with no traceback and nothing left behind."""
+    assert process.wait(30) == status, process.output
+    assert all(each in process.output for each in said), process.output
+    assert "Traceback" not in process.output
+    assert not process.left()
+
+
+# --- Starts that fail ---------------------------------------------------------------------------------
+
+
+def test_a_model_that_is_not_there_ends_the_start_and_names_a_part(private: Path):
+    began = time.monotonic()
+    with running("toka", port=0, model="/no/such/model", env={"TMPDIR": str(private), "XDG_RUNTIME_DIR": ""}) as toka:
+        fails(toka, 1, "failed:", "/no/such/model")
+        assert any(f" {part} failed: " in toka.output for part in ("frontend", "manager r0", "stage r0.0"))
+    assert time.monotonic() - began < 20
+    assert list(private.iterdir()) == [], "its run folder is gone"
+
+
+def test_a_port_in_use_names_the_frontend(model: Path):
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with running("toka", port=port, model=model, **SMALL) as toka:
+            fails(toka, 1, f"frontend failed: cannot listen on 127.0.0.1:{port}")
+
+
+@pytest.mark.parametrize(
+    ("settings", "status", "said"),
+    [
+        ({"prot": 1}, 2, "toka: unknown setting 'prot'; did you mean 'port'?"),
+        ({"dtype": "int3"}, 2, "toka: dtype: expected one of auto, float32, bfloat16"),
+        ({"run_dir": "/proc/nowhere"}, 1, "run_dir: /proc/nowhere"),
+        ({"run_dir": "/tmp/" + "x" * 80}, 1, "too long for socket files"),
+        ({"run_dir": "/usr"}, 1, "private"),
+        ({"broker": "tcp://0.0.0.0:5000"}, 1, "refused unless the address is loopback"),
+        ({"replica": "a/b"}, 1, "replica: expected at most 16 letters"),
+    ],
+)
+def test_wrong_settings_end_in_one_sentence(settings: dict[str, object], status: int, said: str):
+    with running("toka", **settings) as toka:
+        fails(toka, status, said)
+        assert len(toka.lines) == 1
+
+
+def test_parts_need_a_broker_to_go_to(model: Path):
+    for part in ("frontend", "broker", "workers"):
+        with running(part) as process:
+            fails(process, 1, "broker:")
+
+
+def test_a_run_folder_serves_one_at_a_time_and_is_emptied_of_sockets(private: Path):
+    import socket
+
+    folder = private / "new"
+    with run_folder(str(folder)) as used:
+        assert stat.S_IMODE(used.stat().st_mode) == 0o700
+        with pytest.raises(ValueError, match="another process uses"), run_folder(str(folder)):
+            pass
+        with socket.socket(socket.AF_UNIX) as bound:
+            (used / "r0").mkdir()
+            bound.bind(str(used / "r0" / "plans-0"))
+        (used / "file").touch()
+    assert sorted(each.name for each in folder.rglob("*")) == ["file", "r0"]
+
+
+def test_the_example_goes_where_a_server_of_all_addresses_can_be_reached():
+    assert "http://127.0.0.1:80/v1/chat/completions" in example("http://0.0.0.0:80")
+    assert "http://[::1]:80/v1/chat/completions" in example("http://[::]:80")
+
+
+# --- A whole server -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def server(model: Path) -> Iterator[Server]:
+    with serve(model=model, restart_limit=20, **SMALL) as server:
+        yield server
+
+
+def test_the_last_line_of_a_start_can_be_pasted_into_a_shell(server: Server):
+    import subprocess
+
+    from tests.support.needs import needs
+
+    needs("curl")
+    line = next(line for line in server.lines if line.startswith("curl "))
+    answer = subprocess.run(line, shell=True, capture_output=True, text=True, timeout=60)
+    assert answer.returncode == 0 and "data: [DONE]" in answer.stdout
+
+
+def test_ps_tells_the_parts_apart_and_only_the_stage_has_torch(server: Server):
+    parts = server.parts()
+    assert sorted(parts) == PARTS
+    for title, part in parts.items():
+        has_torch = any("torch" in each.path for each in part.memory_maps())
+        assert has_torch == title.startswith("toka: stage"), title
+
+
+def test_requests_are_silent_in_the_log(server: Server):
+    before = len(server.lines)
+    complete(server.url)
+    httpx.post(f"{server.url}/v1/completions", json={"prompt": []})
+    assert server.lines[before:] == []
+
+
+@pytest.mark.parametrize("title", PARTS)
+def test_a_part_that_is_killed_comes_back_at_the_same_port(server: Server, title: str):
+    answer = complete(server.url)["choices"][0]["text"]
+    victim = server.part(title)
+    victim.kill()
+    until(lambda: title in (now := server.parts()) and now[title].pid != victim.pid, 60, f"another {title}")
+    until(lambda: serves(server.url), 60, f"/health after the death of {title}:\n{server.output}")
+    assert complete(server.url)["choices"][0]["text"] == answer
+    assert sorted(server.parts()) == PARTS
+
+
+def test_a_request_outlives_the_replica_that_ran_it(server: Server):
+    whole = complete(server.url, max_tokens=200)["choices"][0]["text"]
+    answers: list[str] = []
+    asking = threading.Thread(target=lambda: answers.append(complete(server.url, max_tokens=200)["choices"][0]["text"]))
+    asking.start()
+    time.sleep(0.05)
+    server.part("toka: stage r0.0").kill()
+    asking.join(60)
+    assert answers == [whole]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_running_requests_finish_and_leaves_nothing(model: Path, private: Path, number: int):
+    with serve(model=model, run_dir=private / "run", **SMALL) as server:
+        statuses: list[int] = []
+        body = {"prompt": "The sea", "max_tokens": 300, "ignore_eos": True, "stream": True}
+
+        def ask() -> None:
+            with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as answer:
+                started.set()
+                text = "".join(answer.iter_text())
+                statuses.append(answer.status_code if text.rstrip().endswith("data: [DONE]") else 0)
+
+        started = threading.Event()
+        asking = threading.Thread(target=ask)
+        asking.start()
+        assert started.wait(30)
+        assert server.stop(number) == 0, server.output
+        asking.join(10)
+        assert statuses == [200]
+    assert not [path for path in (private / "run").rglob("*") if path.is_socket()]
+
+
+def test_a_launcher_that_is_killed_takes_its_parts_along(model: Path, private: Path):
+    with running("toka", port=0, model=model, run_dir=private / "run", **SMALL) as toka:
+        toka.wait_for("^curl ")
+        assert sorted(toka.parts()) == PARTS
+        toka.process.kill()
+        toka.wait()
+        until(lambda: not toka.left(), 10, "all parts are gone")
+    # What it left in the folder is no obstacle to the next.
+    with serve(model=model, run_dir=private / "run", **SMALL) as server:
+        complete(server.url)
+
+
+def test_a_replica_that_cannot_come_back_ends_the_server_with_a_failure(tmp_path: Path):
+    model = tiny_config(tmp_path / "tiny")
+    with running("toka", port=0, model=model, restart_limit=1, **SMALL) as toka:
+        toka.wait_for("^curl ")
+        (model / "config.json").unlink()
+        toka.part("toka: stage r0.0").kill()
+        fails(toka, 1, "given up after 1 restarts in a row")
+
+
+def test_packages_of_the_same_names_in_the_folder_of_the_start_are_not_picked_up(model: Path, tmp_path: Path):
+    for name in ("workers", "frontend", "broker"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text(f"raise SystemExit('the wrong {name}')")
+    (tmp_path / "toka.py").write_text("raise SystemExit('the wrong toka')")
+    with serve(
+        cwd=tmp_path, env={"PYTHONPATH": environment()["PYTHONPATH"] + os.pathsep}, model=model, **SMALL
+    ) as server:
+        complete(server.url)
+        assert "the wrong" not in server.output
+
+
+# --- Part by part -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(["broker", "frontend", "workers"])), ids="-".join)
+def test_parts_started_by_hand_find_each_other_in_any_order(model: Path, private: Path, order: tuple[str, ...]):
+    by_hand(model, private, f"ipc://{private}/b", order)
+    assert not [path for path in private.rglob("*") if path.is_socket()]
+
+
+def test_parts_find_each_other_over_tcp(model: Path, private: Path):
+    by_hand(model, private, f"tcp://127.0.0.1:{free_port()}", ("workers", "frontend", "broker"))
+
+
+def by_hand(model: Path, folder: Path, broker: str, order: tuple[str, ...]) -> None:
+    settings: dict[str, dict[str, object]] = {
+        "broker": {"broker": broker},
+        "frontend": {"broker": broker, "port": 0, "model": model},
+        "workers": {"broker": broker, "model": model, "run_dir": folder / "w", **SMALL},
+    }
+    parts = {each: Running(each, settings[each]) for each in order}
+    try:
+        url = parts["frontend"].wait_for(r"ready at=(http\S+)")[1]
+        until(lambda: serves(url), 60, "/health")
+        complete(url)
+        for each in ("frontend", "workers", "broker"):
+            assert parts[each].stop() == 0, parts[each].output
+            assert not parts[each].left()
+    finally:
+        for part in parts.values():
+            part.end()

@@ -1,0 +1,125 @@
+"""`toka`: the whole server on one machine, its parts started and supervised as processes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import logging
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from toka.child import Part
+from toka.config import Config, arguments
+from toka.display import display
+from toka.folders import check_replica_name, run_folder
+from toka.process import begin, command_line, fail
+from toka.sockets import check_endpoint, unlink, worker_endpoint
+from toka.supervisor import Supervisor, Unit
+
+EXAMPLE = {"messages": [{"role": "user", "content": "Tell me a joke."}], "stream": True}
+POLL_SECONDS = 0.02
+
+log = logging.getLogger(__name__)
+
+
+def main() -> None:
+    config = command_line("toka", "an LLM inference server, the whole of it on one machine")
+    begin("toka", "toka: launcher", config)
+    try:
+        with run_folder(config.run_dir) as folder:
+            status = asyncio.run(serve(config, folder))
+    except ValueError as error:
+        fail(str(error))
+    sys.exit(status)
+
+
+async def serve(config: Config, folder: Path) -> int:
+    """Run the server with its socket files in `folder`; the exit status."""
+    broker = check_endpoint(config.broker or f"ipc://{folder}/broker")
+    config = dataclasses.replace(config, broker=broker, run_dir=str(folder))
+    replica = check_replica_name(config.replica or "r0")
+    sockets = folder / replica
+    sockets.mkdir(mode=0o700, exist_ok=True)
+    frontend = Part("frontend", "frontend", arguments(config, "frontend"))
+    units = [
+        Unit("frontend", [frontend]),
+        replica_unit(config, replica, sockets),
+        Unit("broker", [Part("broker", "broker", arguments(config, "broker"))]),
+    ]
+    began = time.monotonic()
+
+    async def on_ready(texts: Mapping[str, str]) -> None:
+        url = texts["frontend"]
+        # A frontend that is restarted has to be found where it was.
+        frontend.args.append(f"port={urlsplit(url).port}")
+        await until_serving(url)
+        log.info("ready", extra={"url": url, "seconds": time.monotonic() - began})
+        with contextlib.suppress(BrokenPipeError):
+            print(example(url), flush=True)
+
+    try:
+        return await supervise(config, units).run(on_ready)
+    finally:
+        # A broker that was killed has left them.
+        for endpoint in (broker, worker_endpoint(broker)):
+            unlink(endpoint)
+
+
+def supervise(config: Config, units: Sequence[Unit]) -> Supervisor:
+    return Supervisor(
+        units,
+        display([part.name for unit in units for part in unit.parts]),
+        start_timeout=config.start_timeout,
+        shutdown_timeout=config.shutdown_timeout,
+        restart_limit=config.restart_limit,
+    )
+
+
+def replica_unit(config: Config, name: str, sockets: Path) -> Unit:
+    """The replica `name`, a manager and its stage, with the sockets between them in the folder `sockets`."""
+    args = arguments(dataclasses.replace(config, replica=name, run_dir=str(sockets)), "worker")
+    return Unit(
+        "replica",
+        [
+            Part(f"manager {name}", "workers.manager", args),
+            Part(f"stage {name}.0", "workers.stage", args, {"TOKA_STAGE": "0"}),
+        ],
+    )
+
+
+async def until_serving(url: str) -> None:
+    """Wait until the frontend at `url` says that it can serve: parts may be ready and not have met yet."""
+    while True:
+        if await answers(url):
+            return
+        await asyncio.sleep(POLL_SECONDS)
+
+
+async def answers(url: str) -> bool:
+    """Whether GET /ready is answered with 200."""
+    parts = urlsplit(reachable(url))
+    try:
+        reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+    except OSError:
+        return False
+    try:
+        writer.write(f"GET /ready HTTP/1.0\r\nHost: {parts.netloc}\r\n\r\n".encode())
+        return b" 200 " in await reader.readline()
+    finally:
+        writer.close()
+
+
+def reachable(url: str) -> str:
+    """`url` with an address of this machine where it has the one that stands for all."""
+    return url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
+
+
+def example(url: str) -> str:
+    """A line for a shell that streams an answer from the server at `url`."""
+    path, body = f"{reachable(url)}/v1/chat/completions", json.dumps(EXAMPLE)
+    return f"curl -N {path} -H 'Content-Type: application/json' -d '{body}'"
