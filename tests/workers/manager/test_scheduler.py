@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ FRONTEND = b"f-test"
 class Harness:
     """A scheduler, a null stage that runs behind it, and what the frontends have got so far."""
 
-    def __init__(self, *, depth: int = 2, **limits: object) -> None:
+    def __init__(self, *, depth: int = 2, hurried: Sequence[bool] = (False,), **limits: object) -> None:
         values = dict(pages=24, page_size=4, max_seqs=4, max_tokens_per_step=16, context_length=96, vocab_size=VOCAB)
         self.limits = Limits(**(values | limits))  # type: ignore[arg-type]
         self.scheduler = Scheduler(self.limits, [EOS])
@@ -36,6 +37,7 @@ class Harness:
             VOCAB,
         )
         self.depth = depth
+        self.hurried = hurried
         self.flying: deque[tuple[Sent, object]] = deque()
         self.got: dict[tuple[bytes, int], list[int]] = {}
         self.finish: dict[tuple[bytes, int], Finish] = {}
@@ -89,13 +91,20 @@ class Harness:
         return request
 
     def step(self) -> bool:
-        """One turn of the manager: a plan if there is room ahead of the stage, a result where one is due."""
-        planned = self.scheduler.plan() if len(self.flying) < self.depth else None
+        """One turn of the manager: a plan if there is room ahead of the stage, a result where one is due.
+
+        In a hurried turn, `hurried` says when, admission and results are postponed, as `Pacing` does it.
+        """
+        hurry = self.hurried[self.steps % len(self.hurried)] and len(self.flying) < self.depth + 4
+        planned = self.scheduler.plan(admit=False) if hurry else None
+        if planned is None:
+            hurry = False
+            planned = self.scheduler.plan() if len(self.flying) < self.depth else None
         if planned is not None:
             plan, sent = planned
             assert len(plan.tokens) <= self.limits.max_tokens_per_step
             self.flying.append((sent, self.stage.run(plan)))
-        due = bool(self.flying) and (planned is None or len(self.flying) == self.depth)
+        due = bool(self.flying) and (planned is None or (len(self.flying) >= self.depth and not hurry))
         if due:
             sent, result = self.flying.popleft()
             self.scheduler.result(sent, result)  # type: ignore[arg-type]
@@ -165,11 +174,15 @@ ARRIVAL = st.fixed_dictionaries(
     chunk=st.sampled_from([0, 1, 5]),
     depth=st.integers(1, 4),
     prefix_cache=st.booleans(),
+    hurried=st.one_of(st.just([False]), st.lists(st.booleans(), min_size=1, max_size=7)),
 )
-def test_everything_finishes_as_it_should(arrivals, pages, page_size, max_seqs, budget, chunk, depth, prefix_cache):
+def test_everything_finishes_as_it_should(
+    arrivals, pages, page_size, max_seqs, budget, chunk, depth, prefix_cache, hurried
+):
     pages = -(-pages * 4 // page_size)
     harness = Harness(
         depth=depth,
+        hurried=hurried,
         pages=pages,
         page_size=page_size,
         max_seqs=max_seqs,
