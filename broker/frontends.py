@@ -124,10 +124,9 @@ def _cancel(broker: Broker, frontend: Frontend, message: Cancel, frames: Sequenc
 
 
 def _resume(broker: Broker, frontend: Frontend, message: Resume, frames: Sequence[Frame]) -> None:
-    shards = broker.registry.shards_of(message.request, frontend)
-    holding = max((s for s in shards if s.first <= message.sample), key=lambda s: s.first, default=None)
-    if holding is not None and holding.replica is not None:
-        broker.to_replica(holding.replica.identity, frames)
+    shard = broker.registry.holding(message.request, message.sample)
+    if shard is not None and shard.frontend is frontend and shard.replica is not None:
+        broker.to_replica(shard.replica.identity, frames)
 
 
 def _release(broker: Broker, frontend: Frontend, message: Release) -> None:

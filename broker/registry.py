@@ -95,6 +95,11 @@ class Registry:
     def shard(self, request: bytes, first: int) -> Shard | None:
         return self._shards.get(request, {}).get(first)
 
+    def holding(self, request: bytes, sample: int) -> Shard | None:
+        """The shard of `request` in whose range `sample` is."""
+        shards = self._shards.get(request, {}).values()
+        return max((s for s in shards if s.first <= sample), key=lambda s: s.first, default=None)
+
     def shards_of(self, request: bytes, frontend: Frontend) -> list[Shard]:
         """The shards of a request, where it is one of this frontend's."""
         return [shard for shard in self._shards.get(request, {}).values() if shard.frontend is frontend]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Sequence
 
@@ -33,7 +34,7 @@ def receive(broker: Broker, sender: bytes, frames: Sequence[Frame]) -> None:
             replica.answered = True
             _forward(broker, message.frontend, frames)
         case Refused() if replica is not None:
-            _refused(broker, replica, message, frames)
+            _refused(broker, replica, message)
         case _ if replica is not None:
             log.warning("message dropped: not one a replica may send", extra=_about(message, replica))
     if replica is None and not isinstance(message, JoinReplica):
@@ -86,11 +87,13 @@ def _outputs(broker: Broker, replica: Replica | None, message: Outputs, frames: 
         broker.dispatch()
 
 
-def _refused(broker: Broker, replica: Replica, message: Refused, frames: Sequence[Frame]) -> None:
-    shard = broker.registry.shard(message.request, message.first_sample)
+def _refused(broker: Broker, replica: Replica, message: Refused) -> None:
+    shard = broker.registry.holding(message.request, message.first_sample)
     if shard is not None and shard.replica is replica:
         broker.registry.forget(shard)
-        _forward(broker, shard.frontend.identity, frames)
+        # A replica that was asked to resume what never reached it knows neither of these two.
+        told = dataclasses.replace(message, frontend=shard.frontend.identity, first_sample=shard.first)
+        broker.tell(shard.frontend, told)
         broker.dispatch()
 
 

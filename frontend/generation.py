@@ -25,8 +25,6 @@ class Shard:
     first: int
     samples: Sequence[Sample]
     accepted: bool = False
-    sent: float = 0.0
-    """When it was submitted last, in seconds of the loop's clock."""
 
     @property
     def unfinished(self) -> list[Sample]:

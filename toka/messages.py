@@ -231,7 +231,7 @@ class ModelCard:
 @message(1)
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class JoinFrontend(Message):
-    """Frontend to broker: at connect, and again to every new incarnation of the broker."""
+    """Frontend to broker: at connect, to every new incarnation of the broker, and every second as a sign of life."""
 
     holds: list[bytes]
     """Request ids of the shards it waits for ..."""
@@ -242,7 +242,7 @@ class JoinFrontend(Message):
 @message(2)
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class JoinReplica(Message):
-    """Manager to broker: at connect, and again to every new incarnation of the broker."""
+    """Manager to broker: at connect, to every new incarnation of the broker, and while it is silent."""
 
     replica: str
     epoch: int
@@ -262,7 +262,7 @@ class JoinReplica(Message):
 @message(3)
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class State(Message):
-    """Broker to frontends and managers: on joining, on change, and every `ping_seconds`."""
+    """Broker to frontends and managers: on joining, on change, and four times a second."""
 
     incarnation: int
     replicas: int
@@ -321,7 +321,11 @@ class Accepted(Message):
 @message(7)
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Refused(Message):
-    """To the frontend, from the broker (the queue is full, draining) or the manager (cannot ever run)."""
+    """To the frontend, from the broker (the queue is full, draining) or the manager.
+
+    The manager refuses what can never run (400), and what it is asked to resume and does not have (503; then
+    `first_sample` is the sample asked for, and the broker fills in the shard's own, and the frontend).
+    """
 
     frontend: bytes
     request: bytes
@@ -438,7 +442,7 @@ class Pong(Message):
 @message(16)
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Fenced(Message):
-    """Broker to manager: your epoch is over (declared dead, or another took your name); end yourself."""
+    """Broker to manager: your epoch is over (declared dead, or another took your name); drop all, join anew."""
 
     epoch: int
 

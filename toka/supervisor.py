@@ -16,6 +16,8 @@ from typing import Any, TypeVar
 from toka.child import Child, Part, PartFailed
 from toka.display import Display
 
+LAST_WORDS_SECONDS = 1.0
+"""For a part that ended before it was ready to have said why."""
 STEADY_SECONDS = 5.0
 """A unit that dies sooner than this after it became ready has not been restarted with success."""
 BACKOFF_SECONDS = 0.25
@@ -122,8 +124,18 @@ class Supervisor:
         unit.children = []
         for part in unit.parts:
             unit.children.append(Child(part, self._display))
-        texts = await _together(child.ready(self._start_timeout) for child in unit.children)
-        return {part.name: text for part, text in zip(unit.parts, texts)}
+        ready = asyncio.create_task(_together(child.ready(self._start_timeout) for child in unit.children))
+        death = asyncio.create_task(_first_death(unit.children))
+        try:
+            # One that was ready may die while another still starts, and the other may wait for it.
+            await asyncio.wait([ready, death], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([ready], timeout=LAST_WORDS_SECONDS)
+            if not ready.done():
+                raise PartFailed(death.result())
+            return {part.name: text for part, text in zip(unit.parts, ready.result())}
+        finally:
+            ready.cancel()
+            death.cancel()
 
     async def _keep(self, unit: Unit) -> None:
         """Restart the unit whenever a part of it dies. Raises PartFailed when nothing can serve any more."""

@@ -213,6 +213,20 @@ def test_a_managers_refusal_reaches_the_frontend_and_gives_credits_back():
     assert numbers(submits(bench, replica)) == [1]
 
 
+def test_a_replica_that_does_not_have_what_it_should_resume_loses_the_shard():
+    bench, frontend, [replica] = ready(credits=200)
+    request = bench.submit(frontend, 0, sequences=64)
+    bench.take(frontend), bench.take(replica)
+    refusal = Refused(
+        frontend=b"", request=request, first_sample=9, sequences=1, status=503, reason="unknown", retry_after=0
+    )
+    bench.replica(replica, refusal)
+    [told] = bench.take(frontend)
+    assert isinstance(told, Refused)
+    assert (told.frontend, told.first_sample, told.status) == (frontend, 0, 503)
+    assert bench.broker.registry.shard(request, 0) is None
+
+
 def test_a_draining_broker_refuses_and_finishes_what_it_has():
     bench, frontend, [replica] = ready(credits=1)
     for number in range(2):

@@ -28,6 +28,7 @@ class NullStage:
         self.seeds = np.zeros(max_seqs, np.int64)
         self.samples = np.zeros(max_seqs, np.int64)
         self.last = np.full(max_seqs, -1, np.int64)
+        self.logprobs = np.full(max_seqs, -1, np.int64)
         self.computed = 0
         """Tokens run through the model."""
         self.history: dict[int, list[int]] = {}
@@ -37,7 +38,8 @@ class NullStage:
 
     def run(self, plan: Plan) -> StepResult:
         self.seeds[plan.setup_slots] = plan.setup_seeds
-        self.samples[plan.setup_slots] = np.asarray(plan.setup_ints).reshape(-1, 4)[:, 3]
+        ints = np.asarray(plan.setup_ints).reshape(-1, 4)
+        self.logprobs[plan.setup_slots], self.samples[plan.setup_slots] = ints[:, 2], ints[:, 3]
         self.last[plan.setup_slots] = -1
         pairs = list(zip(plan.table_slots.tolist(), plan.table_indices.tolist()))
         assert len(set(pairs)) == len(pairs), "a page table entry is set twice in a plan"
@@ -53,7 +55,7 @@ class NullStage:
             step=plan.step,
             busy_us=1,
             tokens=np.array(tokens, np.int32),
-            chosen=NO_FLOATS,
+            chosen=-plan.sample_positions[self.logprobs[plan.sample_slots] >= 0].astype(np.float32),
             top_ids=NO_INTS,
             top_values=NO_FLOATS,
         )

@@ -46,6 +46,7 @@ def limits(config: Config, model: ModelConfig, ready: list[StageReady]) -> Limit
 
 def serve(config: Config) -> None:
     source = open_model(config.model)
+    longest = context_length(config, source.config)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     stages = Stages(context, Path(config.run_dir), NUM_STAGES)
     try:
@@ -57,7 +58,7 @@ def serve(config: Config) -> None:
     card = ModelCard(
         name=config.served_model_name or source.name,
         vocab_size=room.vocab_size,
-        context_length=context_length(config, source.config),
+        context_length=longest,
         kv_cache_tokens=room.pages * room.page_size,
         page_size=room.page_size,
         eos_token_ids=list(source.config.eos_token_ids),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import signal
 import socket
@@ -34,6 +35,12 @@ from workers.manager.uplink import Uplink
 
 log = logging.getLogger(__name__)
 
+HUNG_SECONDS = 30.0
+"""The loop turns at least every second, whatever the stages do. Where it has not for so long, the process ends
+with a traceback and a failure, and is restarted with its replica."""
+WATCH_SECONDS = 1.0
+"""How often the timer for that is set anew: it costs a thread."""
+
 
 class Loop:
     def __init__(self, scheduler: Scheduler, stages: Stages, uplink: Uplink, depth: int, drain_seconds: float) -> None:
@@ -47,6 +54,7 @@ class Loop:
         self._arrived: deque[StepResult] = deque()
         """... and the results of the first of them, where they are here already."""
         self._drain_until = float("inf")
+        self._watched = float("-inf")
 
     def run(self) -> None:
         """Serve until SIGTERM and, after it, until what runs has finished or its time is over."""
@@ -55,6 +63,7 @@ class Loop:
         poller.register(wake, zmq.POLLIN)
         poller.register(self._stages.results, zmq.POLLIN)
         while not self._drained():
+            self._watch()
             poller.register(self._uplink.socket, zmq.POLLIN)
             wait = min(self._uplink.keep(), self._drain_until - time.monotonic())
             ready = dict(poller.poll(max(0, int(wait * 1000))))
@@ -67,7 +76,13 @@ class Loop:
             if self._uplink.socket is not before:
                 poller.unregister(before)
             self._turn()
+        faulthandler.cancel_dump_traceback_later()
         self._stages.send(Stop())
+
+    def _watch(self) -> None:
+        if (now := time.monotonic()) - self._watched >= WATCH_SECONDS:
+            self._watched = now
+            faulthandler.dump_traceback_later(HUNG_SECONDS, exit=True)
 
     def _begin_drain(self, wake: socket.socket) -> None:
         wake.recv(4096)
@@ -125,7 +140,9 @@ class Loop:
                 for request in message.requests:
                     self._scheduler.release(request)
             case Resume():
-                self._scheduler.resume(message.request, message.sample, message.have)
+                if not self._scheduler.resume(message.request, message.sample, message.have):
+                    # It never came here, or was dropped: the frontend has to submit it again.
+                    self._refuse(b"", message.request, message.sample, 1, 503, "the request is not known here")
             case Fenced():
                 log.warning("declared dead by the broker; starting over", extra={"epoch": message.epoch})
                 self._scheduler.drop_everything()
@@ -154,19 +171,23 @@ class Loop:
         except MessageError as error:
             work, reason = None, str(error)
         if reason or not isinstance(work, Work):
-            self._uplink.send(
-                Refused(
-                    frontend=submit.frontend,
-                    request=submit.request,
-                    first_sample=submit.first_sample,
-                    sequences=submit.sequences,
-                    status=400,
-                    reason=reason,
-                    retry_after=0,
-                )
-            )
+            name = submit.frontend, submit.request, submit.first_sample
+            self._refuse(*name, submit.sequences, 400, reason)
             return
         self._scheduler.submit(submit, work)
+
+    def _refuse(self, frontend: bytes, request: bytes, sample: int, sequences: int, status: int, reason: str) -> None:
+        self._uplink.send(
+            Refused(
+                frontend=frontend,
+                request=request,
+                first_sample=sample,
+                sequences=sequences,
+                status=status,
+                reason=reason,
+                retry_after=0,
+            )
+        )
 
 
 def _wake_on_sigterm() -> tuple[socket.socket, socket.socket]:

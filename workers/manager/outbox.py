@@ -60,7 +60,8 @@ class Outbox:
                 cached=one * max(0, sequence.cached),
                 logprobs=one * shard.params.logprobs,
                 tokens=tokens,
-                details=sequence.logprobs[have : len(outputs)],
+                # Those of outputs that came with the request are not here, nor asked for.
+                details=sequence.logprobs[len(sequence.logprobs) - len(tokens) :],
             ),
         )
 

@@ -17,8 +17,6 @@ ADMISSION_DEADLINE = 2
 class Pacing:
     depth: int
     """Plans the stages should have, the running one included."""
-    hurried: int = 0
-    """Plans that went first because the stages had none."""
     results_waited: int = 0
     """Plans sent since results were last taken in."""
     admission_waited: int = 0
@@ -35,6 +33,5 @@ class Pacing:
         return not hurrying or self.admission_waited >= ADMISSION_DEADLINE
 
     def planned(self, hurrying: bool, admitted: bool) -> None:
-        self.hurried += hurrying
         self.results_waited = self.results_waited + 1 if hurrying else 0
         self.admission_waited = 0 if admitted else self.admission_waited + 1

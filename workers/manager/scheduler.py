@@ -112,14 +112,16 @@ class Scheduler:
             self.release(request)
         self.outbox.clear()
 
-    def resume(self, request: bytes, sample: int, have: int) -> None:
-        """Send again what `sample` has from output `have` on."""
+    def resume(self, request: bytes, sample: int, have: int) -> bool:
+        """Send again what `sample` has from output `have` on; False where it is not known here."""
         for shard in self._shards(request):
             sequence = shard.sequences.get(sample)
             if sequence is not None:
                 slot = sequence.slot
                 outputs = self.state.slots.known_outputs(slot) if slot >= 0 else sequence.outputs
                 self.outbox.resend(sequence, outputs, have)
+                return True
+        return False
 
     def _shards(self, request: bytes) -> list[Shard]:
         return list(self.state.shards.get(request, {}).values())

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from toka.messages import Finish, SamplingParams
 
 NO_OUTPUTS: NDArray[np.int32] = np.empty(0, np.int32)
+PRUNE_LEAST = 256
 
 
 @dataclass(slots=True, eq=False)
@@ -77,13 +78,19 @@ class Sequence:
 class WaitingQueue:
     """Sequences that wait for a slot: lower priority numbers first, first come first served within one.
 
-    A sequence waits together with its siblings, as one entry. One that is cancelled stays until its turn
-    comes and is dropped then.
+    A sequence waits together with its siblings, as one entry. One that is cancelled is dropped when its turn
+    comes, or when as many entries have come since the last look as there were then.
     """
 
     def __init__(self) -> None:
         self._queues: dict[int, deque[Sequence]] = {}
         self._priorities: list[int] = []
+        self._room = PRUNE_LEAST
+        """Entries that may still be appended before the cancelled ones are looked for."""
+
+    def __len__(self) -> int:
+        """Entries, with those that were cancelled and not dropped yet."""
+        return sum(map(len, self._queues.values()))
 
     def _queue(self, priority: int) -> deque[Sequence]:
         if priority not in self._queues:
@@ -92,6 +99,9 @@ class WaitingQueue:
         return self._queues[priority]
 
     def append(self, entry: Sequence) -> None:
+        self._room -= 1
+        if self._room < 0:
+            self._prune()
         self._queue(entry.shard.priority).append(entry)
 
     def put_back(self, entries: list[Sequence]) -> None:
@@ -109,6 +119,13 @@ class WaitingQueue:
             elif alive := [s for s in entry.group() if not s.ended]:
                 return lead(alive)
         return None
+
+    def _prune(self) -> None:
+        for queue in self._queues.values():
+            waiting = [entry for entry in queue if not all(s.ended for s in entry.group())]
+            queue.clear()
+            queue.extend(waiting)
+        self._room = max(PRUNE_LEAST, len(self))
 
 
 def lead(sequences: list[Sequence]) -> Sequence:

@@ -46,7 +46,6 @@ class Slots:
         """Output tokens known here."""
         self.in_flight = np.zeros(count, np.int32)
         self.max_tokens = np.zeros(count, np.int32)
-        self.prompt = np.zeros(count, np.int32)
         self.cached = np.zeros(count, np.int32)
         self.stop_set = np.zeros(count, np.int32)
         self.logprobs = np.full(count, -1, np.int32)
@@ -84,7 +83,6 @@ class Slots:
         self.fresh[slot] = True
         self.num_pages[slot] = self.pages_sent[slot] = 0
         self.planned[slot] = self.in_flight[slot] = 0
-        self.prompt[slot] = len(shard.prompt)
         self.target[slot] = len(shard.prompt) + len(sequence.outputs)
         self.sampled[slot] = self.arrived[slot] = len(sequence.outputs)
         self.max_tokens[slot] = shard.params.max_tokens

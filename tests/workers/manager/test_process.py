@@ -42,6 +42,13 @@ from toka.messages import (
 )
 
 VOCAB = 100
+HANGS = """
+import time
+from workers.manager import __main__, loop
+loop.HUNG_SECONDS = 0.5
+loop.Loop._turn = lambda self: time.sleep(60)
+__main__.main()
+"""
 ROOT = Path(__file__).resolve().parents[3]
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -62,7 +69,7 @@ CONFIG = {
 class Replica:
     """The process, a thread that is its stage, and the broker's socket that it joins."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *program: str) -> None:
         (folder / "model").mkdir()
         (folder / "model" / "config.json").write_text(json.dumps(CONFIG))
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -77,8 +84,7 @@ class Replica:
             [
                 sys.executable,
                 "-P",
-                "-m",
-                "workers.manager",
+                *(program or ("-m", "workers.manager")),
                 f"model={folder}/model",
                 f"run_dir={folder}",
                 f"broker=ipc://{folder}/broker",
@@ -261,10 +267,25 @@ def test_a_fenced_replica_starts_over_as_another_epoch(replica):
     assert replica.collect(request, 5) == expected(2, 5)
 
 
+def test_what_never_came_is_refused_when_it_is_to_be_resumed(replica):
+    welcome(replica)
+    replica.send(Resume(request=b"y" * 16, sample=3, have=0))
+    refused = replica.receive(Refused)
+    assert (refused.request, refused.first_sample, refused.status) == (b"y" * 16, 3, 503)
+
+
 def test_a_silent_broker_is_joined_again(replica):
     first = replica.receive(JoinReplica)
     second = replica.receive(JoinReplica)
     assert first.epoch == second.epoch
+
+
+def test_a_loop_that_hangs_ends_the_process_with_a_failure(tmp_path):
+    replica = Replica(tmp_path, "-c", HANGS)
+    try:
+        assert replica.process.wait(20) == 1
+    finally:
+        replica.close()
 
 
 def test_sigterm_finishes_what_runs(replica):

@@ -15,6 +15,7 @@ from toka.messages import Finish, Outputs, SamplingParams, Submit, Tokens, Work,
 from workers.manager.forecast import length_class
 from workers.manager.planner import Sent
 from workers.manager.scheduler import Scheduler
+from workers.manager.sequences import PRUNE_LEAST
 from workers.manager.state import Limits
 
 VOCAB = 97
@@ -56,11 +57,16 @@ class Harness:
         ignore_eos: bool = False,
         priority: int = 0,
         stop_token_ids: list[int] | None = None,
+        logprobs: int = -1,
     ) -> bytes:
         self._count += 1
         request, seed = self._count.to_bytes(16, "big"), self._count
         params = SamplingParams(
-            max_tokens=max_tokens, seed=seed, ignore_eos=ignore_eos, stop_token_ids=stop_token_ids or []
+            max_tokens=max_tokens,
+            seed=seed,
+            ignore_eos=ignore_eos,
+            stop_token_ids=stop_token_ids or [],
+            logprobs=logprobs,
         )
         ids = np.array(prompt, np.int32)
         had = [[draw(seed, s, p, VOCAB) for p in range(outputs)] for s in range(n)]
@@ -383,6 +389,29 @@ def test_resume_sends_again_from_where_the_frontend_is():
     harness.scheduler.resume(request, 0, 3)
     harness.deliver(harness.scheduler.outputs(epoch=1))
     assert harness.got[request, 0] == tokens and harness.finish[request, 0] == finish
+
+
+def test_resume_of_resubmitted_work_sends_the_log_probabilities_of_its_tokens():
+    harness = Harness(pages=60)
+    request = harness.submit([4, 5, 6], 10, outputs=5, ignore_eos=True, logprobs=0)
+    harness.drain()
+    harness.scheduler.resume(request, 0, 7)
+    (message,) = harness.scheduler.outputs(epoch=1)
+    tokens = decode(message.payload)
+    assert isinstance(tokens, Tokens)
+    assert tokens.tokens.tolist() == harness.got[request, 0][7:] and tokens.chosen.tolist() == [-7, -8, -9]
+
+
+def test_what_is_cancelled_while_it_waits_does_not_pile_up():
+    harness = Harness(pages=60, max_seqs=1)
+    running = harness.submit([4, 5], 20, ignore_eos=True)
+    harness.step()
+    for _ in range(5 * PRUNE_LEAST):
+        harness.scheduler.release(harness.submit([4, 6], 2))
+    waiting = harness.submit([4, 7], 2, ignore_eos=True)
+    assert len(harness.scheduler.state.waiting) <= 2 * PRUNE_LEAST
+    harness.drain()
+    assert len(harness.got[running, 0]) == 20 and len(harness.got[waiting, 0]) == 2
 
 
 def test_stop_token_ids():
