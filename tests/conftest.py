@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 import pytest
@@ -9,6 +10,8 @@ from hypothesis import settings
 
 from tests.support import soak
 
+# Before torch is imported: its threads must not spin while the processes that tests start want the cores.
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 settings.load_profile("soak" if soak.RECORD else "default")
 _began = time.monotonic()
 

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import json
 import logging
+import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -21,7 +22,7 @@ from toka.process import begin, command_line, fail
 from toka.sockets import check_endpoint, unlink, worker_endpoint
 from toka.supervisor import Supervisor, Unit
 
-EXAMPLE = {"messages": [{"role": "user", "content": "Tell me a joke."}], "stream": True}
+EXAMPLE = {"messages": [{"role": "user", "content": "Tell me a joke."}], "max_tokens": 100, "stream": True}
 POLL_SECONDS = 0.02
 
 log = logging.getLogger(__name__)
@@ -59,8 +60,9 @@ async def serve(config: Config, folder: Path) -> int:
         frontend.args.append(f"port={urlsplit(url).port}")
         await until_serving(url)
         log.info("ready", extra={"url": url, "seconds": time.monotonic() - began})
-        with contextlib.suppress(BrokenPipeError):
-            print(example(url), flush=True)
+        # A pipe that is closed or a disk that is full; unbuffered, since Python fails if it cannot flush at its end.
+        with contextlib.suppress(OSError):
+            os.write(sys.stdout.fileno(), f"{example(url)}\n".encode())
 
     try:
         return await supervise(config, units).run(on_ready)
@@ -105,13 +107,13 @@ async def answers(url: str) -> bool:
     parts = urlsplit(reachable(url))
     try:
         reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+        try:
+            writer.write(f"GET /ready HTTP/1.0\r\nHost: {parts.netloc}\r\n\r\n".encode())
+            return b" 200 " in await reader.readline()
+        finally:
+            writer.close()
     except OSError:
         return False
-    try:
-        writer.write(f"GET /ready HTTP/1.0\r\nHost: {parts.netloc}\r\n\r\n".encode())
-        return b" 200 " in await reader.readline()
-    finally:
-        writer.close()
 
 
 def reachable(url: str) -> str:

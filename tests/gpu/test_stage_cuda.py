@@ -27,16 +27,15 @@ def test_attention(dtype: torch.dtype, tolerance: float) -> None:
     group = Group(table[0, :2].numpy().astype(np.int64), np.array([0, 1, 2]))
     starts, counts = np.array([40, 33, 32, 0, 21, 159, 5]), np.array([1, 1, 9, 12, 7, 1, 1])
     batch = Batch(np.arange(7), starts, counts, (group,))
-    content = [torch.randn(81, 2, 64, 16, generator=generator).to(dtype) for _ in range(2)]
-    q, k, v = (torch.randn(32, heads, 64, generator=generator).to(dtype) for heads in (6, 2, 2))
+    content = torch.randn(81, 16, 4, 64, generator=generator).to(dtype)
+    qkv = torch.randn(32, 10, 64, generator=generator).to(dtype)
     results = []
     for device in (CPU, CUDA):
         cache = KVCache(CacheShape(1, 80, 16, 2, 64), dtype, device)
-        cache.keys[0].copy_(content[0])
-        cache.values[0].copy_(content[1].transpose(2, 3))
+        cache.layers[0].copy_(content)
         attention = Attention(cache, 6, table.to(device))
         attention.begin(batch)
-        results.append(attention.run(0, *(each.to(device) for each in (q, k, v))).float().cpu())
+        results.append(attention.run(0, qkv.to(device)).float().cpu())
     torch.testing.assert_close(results[1], results[0], atol=tolerance, rtol=tolerance)
 
 

@@ -18,7 +18,7 @@ from hypothesis import is_hypothesis_test, settings
 RECORD = os.environ.get("TOKA_SOAK", "")
 """The file to write to; empty in an ordinary run."""
 EXAMPLES = 50
-SOAK_EXAMPLES = 3000
+SOAK_EXAMPLES = 500
 
 settings.register_profile("default", max_examples=EXAMPLES, deadline=None, derandomize=True, database=None)
 settings.register_profile("soak", max_examples=SOAK_EXAMPLES, deadline=None, print_blob=True)

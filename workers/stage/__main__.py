@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -43,6 +44,9 @@ def serve(config: Config, stage: int) -> None:
     executor = build(config, lambda done: process.progress("loading weights", done * LAST_OF_WEIGHTS))
     process.progress("warming up", LAST_OF_WEIGHTS)
     warm_up(executor)
+    # What is loaded by now stays: collections need not look at it again.
+    gc.collect()
+    gc.freeze()
     sizes = executor.sizes
     process.ready(f"{sizes.pages * sizes.page_size} KV tokens on {executor.device}")
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

@@ -27,15 +27,17 @@ _COPIES_BYTES = 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """A row of several tokens: tokens [first, last) of the step, behind keys of its own in the cache, if any."""
+    """Rows of several tokens, as many each: tokens [first, last) of the step. One row may stand behind keys of
+    its own in the cache."""
 
     first: int
     last: int
+    rows: int
     before: CachedAttention | None
 
 
 class Attention:
-    """`begin(batch)` once a step, then `run(layer, q, k, v)` once for each layer."""
+    """`begin(batch)` once a step, then `run(layer, qkv)` once for each layer."""
 
     def __init__(self, cache: KVCache, num_heads: int, table: Tensor) -> None:
         """table: [slots, pages of a sequence], int32: page numbers, read at every `begin`."""
@@ -62,45 +64,42 @@ class Attention:
             shared[group.rows] = len(group.pages) * size
         assert (shared <= batch.starts).all(), "a shared prefix must be in the cache"
         self._set_prefixes(batch)
-        self._chunks = [self._chunk(batch, row, int(shared[row])) for row in np.flatnonzero(batch.counts > 1).tolist()]
+        self._chunks = []
+        for row in np.flatnonzero(batch.counts > 1).tolist():
+            self._add_chunk(batch, row, int(shared[row]))
         rows = np.flatnonzero(batch.counts == 1)
         self._decode = self._decode_rows(batch, rows, shared) if len(rows) else None
 
-    def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Store k, v: [tokens, kv_heads, head_dim]; attend with q: [tokens, heads, head_dim].
+    def run(self, layer: int, qkv: Tensor) -> Tensor:
+        """Store keys and values; attend. qkv: [tokens, heads + 2 * kv_heads, head_dim], in the order of its name.
 
-        Returns [tokens, heads * head_dim].
+        Returns [tokens, heads * head_dim] in qkv's dtype.
         """
-        self.cache.write(layer, k, v)
-        if self._decode is not None and not self._chunks:
-            out, lse = self._decode.run(layer, q)
-        else:
-            out, lse = self._mixed(layer, q, k, v)
+        stored = qkv.to(self.cache.dtype)
+        self.cache.write(layer, stored[:, self.heads :])
+        q = qkv[:, : self.heads]
+        out = q.new_empty(q.shape)
+        lse = q.new_empty(q.shape[:2], dtype=torch.float32) if self._prefixes else None
+        if self._decode is not None:
+            self._decode.run(layer, stored[:, : self.heads], out, lse)
+        for chunk in self._chunks:
+            self._run_chunk(layer, chunk, qkv, out, lse)
         for prefix in self._prefixes:
             assert lse is not None
             shared = prefix.run(layer, q[prefix.tokens])
             out[prefix.tokens] = merge(out[prefix.tokens], lse[prefix.tokens], *shared).to(out.dtype)
         return out.flatten(1)
 
-    def _mixed(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor | None]:
-        out = torch.empty_like(q)
-        lse = q.new_empty(q.shape[:2], dtype=torch.float32) if self._prefixes else None
-        if self._decode is not None:
-            rows, rows_lse = self._decode.run(layer, q[self._decode.tokens])
-            out[self._decode.tokens] = rows
-            if lse is not None and rows_lse is not None:
-                lse[self._decode.tokens] = rows_lse
-        for chunk in self._chunks:
-            span = slice(chunk.first, chunk.last)
-            part, part_lse = _causal(q[span], k[span], v[span])
-            if chunk.before is not None:
-                before, before_lse = chunk.before.run(layer, q[span])
-                part = merge(part, part_lse, before, before_lse)
-                part_lse = torch.logaddexp(part_lse, before_lse)
-            out[span] = part
-            if lse is not None:
-                lse[span] = part_lse
-        return out, lse
+    def _run_chunk(self, layer: int, chunk: _Chunk, qkv: Tensor, out: Tensor, lse: Tensor | None) -> None:
+        span = slice(chunk.first, chunk.last)
+        part, part_lse = _causal(qkv[span].view(chunk.rows, -1, *qkv.shape[1:]), self.heads)
+        if chunk.before is not None:
+            before, before_lse = chunk.before.run(layer, qkv[span, : self.heads])
+            part = merge(part, part_lse, before, before_lse)
+            part_lse = torch.logaddexp(part_lse, before_lse)
+        out[span] = part
+        if lse is not None:
+            lse[span] = part_lse
 
     def _tensor(self, values: Ints) -> Tensor:
         return torch.from_numpy(values).to(self.table.device)
@@ -121,40 +120,50 @@ class Attention:
             )
             self._prefixes.append(prefix)
 
-    def _chunk(self, batch: Batch, row: int, shared: int) -> _Chunk:
+    def _add_chunk(self, batch: Batch, row: int, shared: int) -> None:
         size, start = self.cache.shape.page_size, int(batch.starts[row])
         first, last = int(batch.offsets[row]), int(batch.offsets[row + 1])
-        if start == shared:
-            return _Chunk(first, last, None)
-        pages = self.table[int(batch.slots[row]), shared // size : -(-start // size)].long()
-        tokens = torch.arange(first, last, device=pages.device)
-        return _Chunk(first, last, CachedAttention(self.cache, tokens, pages, start - shared))
+        if start > shared:
+            pages = self.table[int(batch.slots[row]), shared // size : -(-start // size)].long()
+            tokens = torch.arange(first, last, device=pages.device)
+            before = CachedAttention(self.cache, tokens, pages, start - shared)
+            self._chunks.append(_Chunk(first, last, 1, before))
+            return
+        rows = 1
+        if self._chunks:
+            previous = self._chunks[-1]
+            length = (previous.last - previous.first) // previous.rows
+            if previous.before is None and previous.last == first and length == last - first:
+                self._chunks.pop()
+                first, rows = previous.first, previous.rows + 1
+        self._chunks.append(_Chunk(first, last, rows, None))
 
     def _decode_rows(self, batch: Batch, rows: Ints, shared: Ints) -> DecodeAttention:
         lengths = batch.starts[rows] + 1 - shared[rows]
         first_pages = shared[rows] // self.cache.shape.page_size
-        tokens = self._tensor(batch.offsets[rows])
         return DecodeAttention(
-            self.cache, self.heads, self.table, tokens, batch.slots[rows], first_pages, lengths, bool(shared.any())
+            self.cache, self.table, batch.offsets[rows], len(batch.positions), batch.slots[rows], first_pages, lengths
         )
 
 
-def _causal(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Attention of a chunk over itself, each query up to its own key, in torch's fused kernels.
+def _causal(qkv: Tensor, num_heads: int) -> tuple[Tensor, Tensor]:
+    """Attention of rows' chunks over themselves, each query up to its own key, in torch's fused kernels.
 
-    q: [tokens, heads, head_dim]; k, v: [tokens, kv_heads, head_dim]. Returns q's shape and [tokens, heads]
-    log-sum-exps.
+    qkv: [rows, tokens, heads + 2 * kv_heads, head_dim]. Returns [rows * tokens, heads, head_dim] and
+    [rows * tokens, heads] log-sum-exps.
     """
-    scale = q.shape[2] ** -0.5
-    if q.device.type == "cpu":
+    tokens, scale = qkv.shape[1], qkv.shape[3] ** -0.5
+    kv_heads = (qkv.shape[2] - num_heads) // 2
+    sizes = [num_heads, kv_heads, kv_heads]
+    if qkv.device.type == "cpu":
         # In float32 even where the model is not, as in `CachedAttention`.
-        heads = [each.float().transpose(0, 1)[None] for each in (q, k, v)]
+        heads = torch.split_with_sizes(qkv.float().transpose(1, 2), sizes, 1)
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*heads, 0.0, True, scale=scale)
     else:
-        repeat = q.shape[1] // k.shape[1]
-        wide = [each.repeat_interleave(repeat, 1) for each in (k, v)]
-        heads = [each.transpose(0, 1)[None] for each in (q, *wide)]
+        q, k, v = torch.split_with_sizes(qkv, sizes, 2)
+        wide = [each.repeat_interleave(num_heads // kv_heads, 2) for each in (k, v)]
+        heads = tuple(each.transpose(1, 2) for each in (q, *wide))
         out, lse, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
             *heads, None, True, 0.0, True, scale=scale
         )
-    return out[0].transpose(0, 1), lse[0, :, : len(q)].transpose(0, 1)
+    return out.transpose(1, 2).flatten(0, 1), lse[:, :, :tokens].transpose(1, 2).flatten(0, 1)

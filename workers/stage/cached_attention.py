@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from workers.stage.kv_cache import KVCache
+from workers.stage.kv_cache import Gather, KVCache
 
 _SCORES_AT_ONCE = 1 << 18
 """Scores worked on together: in float32 they stay in a core's cache."""
@@ -27,12 +27,7 @@ class CachedAttention:
         """
         self.cache, self.tokens, self.keys = cache, tokens, keys
         self.copies = copies
-        shape, device = cache.shape, pages.device
-        heads = torch.arange(shape.kv_heads, device=device)[:, None]
-        dims = torch.arange(shape.head_dim, device=device)[:, None]
-        blocks = pages * shape.kv_heads + heads
-        self._value_rows = blocks.flatten()
-        self._key_rows = (blocks[:, None] * shape.head_dim + dims).flatten()
+        self._gather = Gather(cache, pages[None])
 
     def run(self, layer: int, q: Tensor) -> tuple[Tensor, Tensor]:
         """q: [queries, heads, head_dim]. Returns the same in float32, and [queries, heads] log-sum-exps."""
@@ -51,13 +46,8 @@ class CachedAttention:
         """[kv_heads, head_dim, keys] and [kv_heads, keys, head_dim]."""
         if self.copies is not None and layer in self.copies:
             return self.copies[layer]
-        shape = self.cache.shape
-        k = self.cache.keys[layer].view(-1, shape.page_size).index_select(0, self._key_rows)
-        v = self.cache.values[layer].view(-1, shape.page_size * shape.head_dim).index_select(0, self._value_rows)
-        read = (
-            k.view(shape.kv_heads, shape.head_dim, -1)[:, :, : self.keys].float(),
-            v.view(shape.kv_heads, -1, shape.head_dim)[:, : self.keys].float(),
-        )
+        k, v = (each[0, :, : self.keys].float() for each in self._gather.read(layer))
+        read = k.transpose(1, 2).contiguous(), v.clone(memory_format=torch.contiguous_format)
         if self.copies is not None:
             self.copies[layer] = read
         return read

@@ -20,12 +20,12 @@ LOGITS_BYTES = 256 << 20
 class Attention(Protocol):
     """Causal attention over a step's rows and what the KV cache holds of their sequences."""
 
-    def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Store k and v, and attend.
+    def run(self, layer: int, qkv: Tensor) -> Tensor:
+        """Store keys and values, and attend.
 
-        q: [tokens, heads, head_dim]; k, v: [tokens, kv_heads, head_dim]; in the run dtype, maybe strided,
-        normed and rotated (head_dim in pairs: an order of its own, the same in q and k).
-        Returns [tokens, heads * head_dim] in the run dtype or float32.
+        qkv: [tokens, heads + 2 * kv_heads, head_dim], queries, keys and values in the activation dtype or
+        float32; queries and keys normed and rotated (head_dim in pairs: an order of its own, the same in both).
+        Returns [tokens, heads * head_dim] in qkv's dtype.
         """
         ...
 
@@ -52,14 +52,13 @@ class Decoder:
         return self.weights.norm(x)
 
     def _attend(self, index: int, layer: LayerWeights, x: Tensor, rotation: Tensor, attention: Attention) -> Tensor:
-        heads, kv_heads = self.config.num_heads, self.config.num_kv_heads
-        qkv = layer.qkv(layer.attention_norm(x)).view(-1, heads + 2 * kv_heads, self.config.head_dim)
-        qk, v = torch.split_with_sizes(qkv, [heads + kv_heads, kv_heads], dim=1)
+        rotated = self.config.num_heads + self.config.num_kv_heads
+        qkv = layer.qkv(layer.attention_norm(x)).view(len(x), -1, self.config.head_dim)
+        qk = qkv[:, :rotated]
         if layer.qk_norm is not None:
-            qk = layer.qk_norm(qk)
-        q, k = torch.split_with_sizes(rotate(qk, rotation).to(self.weights.dtype), [heads, kv_heads], dim=1)
-        attended = attention.run(index, q, k, v.to(self.weights.dtype))
-        return layer.output(attended.to(self._activations))
+            qk.copy_(layer.qk_norm(qk))
+        rotate(qk, rotation)
+        return layer.output(attention.run(index, qkv))
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
@@ -73,15 +72,17 @@ class Decoder:
         return out
 
 
-def rotate(x: Tensor, rotation: Tensor) -> Tensor:
-    """Rotary embedding (Su et al., 2021) as a complex product, in float32.
+def rotate(x: Tensor, rotation: Tensor) -> None:
+    """Rotary embedding (Su et al., 2021), in place: a complex product in float32.
 
     x: [tokens, heads, head_dim], the two numbers of a pair side by side; rotation: [tokens, 1, head_dim / 2]
-    complex. Returns float32 of x's shape.
+    complex.
     """
-    tokens, heads, head_dim = x.shape
-    pairs = torch.view_as_complex(x.float().view(tokens, heads, head_dim // 2, 2))
-    return torch.view_as_real(pairs * rotation).view(tokens, heads, head_dim)
+    pairs = torch.view_as_complex(x.float().view(*x.shape[:2], -1, 2))
+    if x.dtype == torch.float32:
+        pairs.mul_(rotation)
+    else:
+        x.copy_(torch.view_as_real(pairs * rotation).flatten(-2))
 
 
 def inverse_frequencies(config: ModelConfig) -> Tensor:

@@ -39,40 +39,57 @@ class CacheShape:
 class KVCache:
     """Keys and values of all layers, in pages of `page_size` tokens.
 
-    `keys[layer]`: [pages + 1, kv_heads, head_dim, page_size], transposed, and
-    `values[layer]`: [pages + 1, kv_heads, page_size, head_dim]. Both of the products of attention are then
-    weighted sums of contiguous rows of the cache. All is zero at first, and never touched on the CPU before
-    it is written, so that a large cache costs neither time at start nor memory before it is used.
+    `layers[i]`: [pages + 1, page_size, 2 * kv_heads, head_dim], of each token its keys, then its values: one
+    write stores both, one read fetches both. All is zero at first, and never touched on the CPU before it is
+    written, so that a large cache costs neither time at start nor memory before it is used.
     """
 
     def __init__(self, shape: CacheShape, dtype: torch.dtype, device: torch.device) -> None:
         self.shape = shape
         self.dtype = dtype
-        head = (shape.pages + 1, shape.kv_heads)
-        key_shape = (*head, shape.head_dim, shape.page_size)
-        value_shape = (*head, shape.page_size, shape.head_dim)
-        self.keys = [_zeros(key_shape, dtype, device) for _ in range(shape.layers)]
-        self.values = [_zeros(value_shape, dtype, device) for _ in range(shape.layers)]
+        size = (shape.pages + 1, shape.page_size, 2 * shape.kv_heads, shape.head_dim)
+        self.layers = [_zeros(size, dtype, device) for _ in range(shape.layers)]
+        self._rows = [layer.view(-1, *size[2:]) for layer in self.layers]
+        self._scratch = torch.empty(0, dtype=dtype, device=device)
 
     def aim(self, pages: Tensor, offsets: Tensor) -> None:
         """Choose where the next `write`s go: pages, offsets: [tokens]."""
-        shape = self.shape
-        heads = pages[:, None] * shape.kv_heads + torch.arange(shape.kv_heads, device=pages.device)
-        self._value_rows = (heads * shape.page_size + offsets[:, None]).flatten()
-        dims = torch.arange(shape.head_dim, device=pages.device)
-        columns = (heads[..., None] * shape.head_dim + dims) * shape.page_size
-        self._key_places = (columns + offsets[:, None, None]).flatten()
+        self._places = pages * self.shape.page_size + offsets
 
-    def write(self, layer: int, k: Tensor, v: Tensor) -> None:
-        """Store k, v: [tokens, kv_heads, head_dim]."""
-        self.keys[layer].view(-1).index_copy_(0, self._key_places, k.reshape(-1))
-        rows = v.reshape(-1, self.shape.head_dim)
-        self.values[layer].view(-1, self.shape.head_dim).index_copy_(0, self._value_rows, rows)
+    def write(self, layer: int, kv: Tensor) -> None:
+        """Store kv: [tokens, 2 * kv_heads, head_dim]: keys, then values."""
+        self._rows[layer].index_copy_(0, self._places, kv)
+
+    def scratch(self, count: int) -> Tensor:
+        """Memory for `count` numbers, the same at every call unless it has to grow."""
+        if len(self._scratch) < count:
+            self._scratch = self.layers[0].new_empty(count)
+        return self._scratch[:count]
 
     def copy(self, sources: Tensor, targets: Tensor) -> None:
         """Copy pages sources: [n] to targets: [n] in every layer."""
-        for cache in (*self.keys, *self.values):
+        for cache in self.layers:
             cache[targets] = cache[sources]
+
+
+class Gather:
+    """Copies the keys and values in some pages together, one layer at a time."""
+
+    def __init__(self, cache: KVCache, pages: Tensor) -> None:
+        """pages: [rows, pages of a row]."""
+        shape, (rows, count) = cache.shape, pages.shape
+        size = shape.page_size * 2 * shape.kv_heads * shape.head_dim
+        self._pages = pages.flatten()
+        self._layers = cache.layers
+        self._copy = cache.scratch(rows * count * size).view(-1, *cache.layers[0].shape[1:])
+        tokens = self._copy.view(rows, count * shape.page_size, 2, shape.kv_heads, shape.head_dim)
+        self._heads = tokens.transpose(1, 3).unbind(2)
+
+    def read(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values: each [rows, kv_heads, keys, head_dim], until the next read of the cache's pages."""
+        torch.index_select(self._layers[layer], 0, self._pages, out=self._copy)
+        k, v = self._heads
+        return k, v
 
 
 def page_bytes(config: ModelConfig, page_size: int, dtype: torch.dtype) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Sequence
 
@@ -458,3 +459,29 @@ def test_what_can_never_run_is_refused(prompt, max_tokens, says):
         outputs=np.empty(0, np.int32),
     )
     assert says in harness.scheduler.check(work)
+
+
+@pytest.mark.parametrize(
+    ("params", "samples"),
+    [
+        ({"seed": -1}, [0]),
+        ({"seed": 1 << 64}, [0]),
+        ({"top_k": 1 << 31}, [0]),
+        ({"min_tokens": -1}, [0]),
+        ({"logprobs": 1 << 31}, [0]),
+        ({"logit_bias": {VOCAB: 1.0}}, [0]),
+        ({"stop_token_ids": [-1]}, [0]),
+        ({}, [1 << 31]),
+        ({}, [-1]),
+    ],
+)
+def test_numbers_that_no_array_takes_are_refused(params, samples):
+    """From a frontend that is not ours: they must not end the manager."""
+    work = Work(
+        params=SamplingParams(max_tokens=4, **params),
+        samples=samples,
+        output_counts=[0],
+        prompt=np.array([4], np.int32),
+        outputs=np.empty(0, np.int32),
+    )
+    assert re.search("range|0..96", Harness(pages=20).scheduler.check(work))

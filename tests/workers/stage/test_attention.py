@@ -30,7 +30,7 @@ class World:
         pages = SLOTS * width
         self.cache = KVCache(CacheShape(LAYERS, pages, page, kv_heads, DIM), dtype, torch.device("cpu"))
         # What stands in pages nobody owns, or behind a sequence's end, must not matter.
-        for part in (*self.cache.keys, *self.cache.values):
+        for part in self.cache.layers:
             part.copy_(self.normal(*part.shape) * 5)
         order = self.rng.permutation(pages).astype(np.int32)
         self.table = torch.from_numpy(order.reshape(SLOTS, width))
@@ -54,7 +54,8 @@ class World:
         pages = self.table[slot, where // self.page].long()
         self.cache.aim(pages, where % self.page)
         for layer in range(LAYERS):
-            self.cache.write(layer, self.keys[layer, slot, :tokens], self.values[layer, slot, :tokens])
+            kept = self.keys[layer, slot, :tokens], self.values[layer, slot, :tokens]
+            self.cache.write(layer, torch.cat(kept, 1))
 
     def check(self, batch: Batch, tolerance: float) -> None:
         for slot, start in zip(batch.slots, batch.starts):
@@ -65,7 +66,7 @@ class World:
         for layer in range(LAYERS):
             q = self.normal(total, self.heads, DIM) * 2
             k, v = self.keys[layer, slots, positions], self.values[layer, slots, positions]
-            got = self.attention.run(layer, q, k, v).view(total, self.heads, DIM).float()
+            got = self.attention.run(layer, torch.cat([q, k, v], 1)).view(total, self.heads, DIM).float()
             want = torch.stack([self.dense(layer, q[i], slots[i], positions[i]) for i in range(total)])
             torch.testing.assert_close(got, want, atol=tolerance, rtol=tolerance)
 
@@ -151,9 +152,16 @@ def test_lengths_far_apart_are_bucketed_and_padding_is_bounded() -> None:
     world.check(batch_of([(i, length - 1, 1) for i, length in enumerate(lengths)]), 2e-5)
     decode = world.attention._decode
     assert isinstance(decode, DecodeAttention)
-    padded = sum((b.last - b.first) * b.pages * 16 for b in decode._buckets)
+    padded = sum(b.mask.numel() for b in decode._buckets)
     assert 1 < len(decode._buckets) <= 5
     assert padded < 1.25 * sum(lengths) + 512 * len(decode._buckets)
+
+
+def test_neighbours_of_one_length_are_one_chunk() -> None:
+    world = World(5, 4, 2, 2, 40, torch.float32)
+    rows = [(0, 0, 7), (1, 0, 7), (2, 0, 9), (3, 6, 7), (4, 0, 7), (5, 0, 7), (6, 3, 1), (7, 0, 7)]
+    world.check(batch_of(rows), 2e-5)
+    assert [chunk.rows for chunk in world.attention._chunks] == [2, 1, 1, 2, 1]
 
 
 @pytest.mark.parametrize("page", [16, 32])
@@ -167,12 +175,12 @@ def test_bfloat16_within_its_rounding(page: int) -> None:
 def test_copied_pages_are_equal_in_every_layer() -> None:
     world = World(1, 4, 2, 1, 40, torch.float32)
     world.cache.copy(torch.tensor([3, 5]), torch.tensor([7, 9]))
-    for part in (*world.cache.keys, *world.cache.values):
+    for part in world.cache.layers:
         assert torch.equal(part[[3, 5]], part[[7, 9]])
 
 
 def test_memory_is_not_touched_before_it_is_used() -> None:
     cache = KVCache(CacheShape(4, 50_000, 16, 8, 64), torch.bfloat16, torch.device("cpu"))
     resident = int(Path("/proc/self/statm").read_text().split()[1]) * 4096
-    assert sum(part.nbytes for part in (*cache.keys, *cache.values)) > 6 << 30
+    assert sum(part.nbytes for part in cache.layers) > 6 << 30
     assert resident < 2 << 30

@@ -53,7 +53,7 @@ def decoder(source: ModelSource, dtype: str = "auto") -> Decoder:
 
 
 def logits(model: Decoder, ids: torch.Tensor) -> torch.Tensor:
-    return model.logits(model.hidden(ids, torch.arange(len(ids)), DenseAttention()))
+    return model.logits(model.hidden(ids, torch.arange(len(ids)), DenseAttention(model.config)))
 
 
 def prompt(length: int = LENGTH, vocabulary: int = 512) -> torch.Tensor:
@@ -97,7 +97,7 @@ def test_activations_may_be_bfloat16(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     folder = tiny_model(tmp_path, "qwen3")
     ids = prompt(100)
     model = decoder(open_model(str(folder)), "bfloat16")
-    assert model.hidden(ids, torch.arange(100), DenseAttention()).dtype == torch.bfloat16
+    assert model.hidden(ids, torch.arange(100), DenseAttention(model.config)).dtype == torch.bfloat16
     exact = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)(ids[None]).logits[0]
     reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)(ids[None]).logits[0].float()
     own_error, reference_error = ((each - exact).pow(2).mean().sqrt() for each in (logits(model, ids), reference))
@@ -110,9 +110,9 @@ def test_positions_are_free(tmp_path: Path) -> None:
     model = decoder(open_model(str(tiny_model(tmp_path))))
     ids = prompt(40)
     positions = torch.arange(40)
-    shifted = model.hidden(ids, positions + 1000, DenseAttention())
-    torch.testing.assert_close(model.hidden(ids, positions, DenseAttention()), shifted, atol=1e-3, rtol=0)
-    apart = model.hidden(ids, positions * 3, DenseAttention())
+    shifted = model.hidden(ids, positions + 1000, DenseAttention(model.config))
+    torch.testing.assert_close(model.hidden(ids, positions, DenseAttention(model.config)), shifted, atol=1e-3, rtol=0)
+    apart = model.hidden(ids, positions * 3, DenseAttention(model.config))
     assert (apart - shifted).abs().max() > 0.01
 
 

@@ -138,7 +138,9 @@ def test_random_weights(tmp_path: Path) -> None:
             assert tensor.std() == pytest.approx(0.02, rel=0.05)
     assert not torch.equal(first["0.down.weight"], first["1.down.weight"])
     model = Decoder(source.config, load_weights(source, random=True))
-    assert model.logits(model.hidden(torch.tensor([1, 2]), torch.arange(2), DenseAttention())).isfinite().all()
+    assert (
+        model.logits(model.hidden(torch.tensor([1, 2]), torch.arange(2), DenseAttention(model.config))).isfinite().all()
+    )
 
 
 def test_random_tensor_depends_on_its_name_alone() -> None:
