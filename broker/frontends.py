@@ -21,14 +21,16 @@ from toka.messages import (
     Resume,
     Submit,
 )
-from toka.sockets import parse
+from toka.sockets import is_made_up, parse
+
+INT32 = 1 << 31
 
 log = logging.getLogger(__name__)
 
 
 def receive(broker: Broker, sender: bytes, frames: Sequence[Frame]) -> None:
     message = parse(frames)
-    if message is None:
+    if message is None or is_made_up(sender):
         return
     frontend = broker.registry.frontend(sender, broker.clock())
     frontend.seen = broker.clock()
@@ -66,7 +68,8 @@ def _join(broker: Broker, frontend: Frontend, message: JoinFrontend) -> None:
 
 
 def _well_formed(message: Submit) -> bool:
-    return len(message.request) == REQUEST_ID_BYTES and message.first_sample >= 0 and message.sequences > 0
+    counts = message.first_sample >= 0 and message.sequences > 0 and -INT32 <= message.priority < INT32
+    return len(message.request) == REQUEST_ID_BYTES and counts
 
 
 def _submit(broker: Broker, frontend: Frontend, message: Submit, frames: Sequence[Frame]) -> None:

@@ -10,7 +10,7 @@ from broker import recovery
 from broker.core import Broker
 from broker.registry import Replica
 from toka.messages import Fenced, Frame, JoinReplica, Outputs, Pong, Refused, encode
-from toka.sockets import parse
+from toka.sockets import is_made_up, parse
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +26,9 @@ def receive(broker: Broker, sender: bytes, frames: Sequence[Frame]) -> None:
     if replica is not None:
         replica.seen, replica.reachable = broker.clock(), True
     match message:
+        case JoinReplica() if is_made_up(sender):
+            # As another, it would take its own name from itself.
+            pass
         case JoinReplica() if _well_formed(message):
             _join(broker, sender, replica, message)
         case Outputs() if replica is None or message.epoch == replica.epoch:

@@ -52,7 +52,7 @@ class GenerationRoutes:
             chat = await parse(body, ChatRequest)
             service.check_name(chat.model)
             return await model.planner.chat(chat, service.card)
-        completion = await parse(body, CompletionRequest)
+        completion = await parse(body, CompletionRequest, service.config.max_samples)
         service.check_name(completion.model)
         return await model.planner.completion(completion, service.card)
 

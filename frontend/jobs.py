@@ -26,7 +26,7 @@ from toka.text.vocabulary import Vocabulary
 
 SEED_BITS = 64
 PROMPTS_AT_ONCE = 64
-"""Prompts looked at before other tasks of the event loop get their turn."""
+"""Prompts or messages looked at before other tasks of the event loop get their turn."""
 DEFAULT_MAX_TOKENS = 16
 """Of completions, as OpenAI's; a chat may go on to the end of the context."""
 PART_SEPARATOR = "\n"
@@ -108,10 +108,14 @@ class Planner:
         logprobs = (request.top_logprobs or 0) if request.logprobs else -1
         self._check_logprobs("top_logprobs", logprobs, card)
         self._check_samples("n", 1, request.n)
-        messages = [_template_message(each, f"messages[{i}]") for i, each in enumerate(request.messages or [])]
-        if not messages:
+        if not request.messages:
             raise wrong("messages", "at least one message is needed")
-        self._check_length("messages", sum(len(str(each["content"])) for each in messages), card)
+        self._check_length("messages", sum(map(_characters, request.messages)), card)
+        messages: list[Message] = []
+        for each in request.messages:
+            messages.append(_template_message(each, f"messages[{len(messages)}]"))
+            if len(messages) % PROMPTS_AT_ONCE == 0:
+                await asyncio.sleep(0)
         try:
             prompt = await self._pool.encode_chat(messages, request.add_generation_prompt is not False)
         except ValueError as error:
@@ -229,6 +233,11 @@ def _chat_max_tokens(request: ChatRequest) -> int | None:
     if 0 in (old, new):
         raise wrong("max_tokens" if old == 0 else "max_completion_tokens", "at least 1")
     return old if new is None else new
+
+
+def _characters(message: ChatMessage) -> int:
+    content = message.content or ""
+    return len(content) if isinstance(content, str) else sum(len(part.text) for part in content)
 
 
 def _template_message(message: ChatMessage, field: str) -> Message:

@@ -7,6 +7,7 @@ import contextlib
 import json
 import math
 import re
+import sys
 from array import array
 from collections.abc import Iterator
 from typing import Any, TypeVar
@@ -51,6 +52,10 @@ class Bodies:
                     raise self._too_large()
                 if self.held > self._most:
                     raise ApiError(429, "too many bytes of requests are waiting", retry_after=BUSY_SECONDS)
+        except web.RequestPayloadError as error:
+            self.held -= len(body)
+            reason = " ".join(str(error).split())
+            raise ApiError(400, f"the body is not as its headers say: {reason}", code="invalid_body") from None
         except BaseException:
             self.held -= len(body)
             raise
@@ -63,10 +68,13 @@ class Bodies:
         return ApiError(413, f"the body is larger than {self._most_each} bytes", code="request_too_large")
 
 
-async def parse(body: Body, kind: type[S]) -> S:
-    """`body` as a `kind`; raises ApiError that names the field which is wrong."""
+async def parse(body: Body, kind: type[S], most_prompts: int = sys.maxsize) -> S:
+    """`body` as a `kind`; raises ApiError that names the field which is wrong.
+
+    A large body with more than `most_prompts` is refused before they are made.
+    """
     if len(body) > LARGE_BYTES:
-        return await asyncio.to_thread(_parse_large, body, kind)
+        return await asyncio.to_thread(_parse_large, body, kind, most_prompts)
     return _parse(body, kind)
 
 
@@ -74,15 +82,27 @@ class _LargeCompletion(CompletionRequest, kw_only=True, forbid_unknown_fields=Tr
     prompt: msgspec.Raw = msgspec.Raw(b"null")  # type: ignore[assignment]
 
 
-def _parse_large(body: Body, kind: type[S]) -> S:
+def _parse_large(body: Body, kind: type[S], most_prompts: int) -> S:
     """As `_parse`. A thread alone is no help: one call over 64 MiB of ids holds the interpreter for half a second."""
     if kind is CompletionRequest:
         with contextlib.suppress(msgspec.DecodeError, RecursionError, OverflowError):
             large = msgspec.json.decode(body, type=_LargeCompletion)
-            prompt = _lists_of_ids(bytes(large.prompt))
+            raw = bytes(large.prompt)
+            if (count := _prompts_at_least(raw)) > most_prompts:
+                raise wrong("prompt", f"at least {count} prompts in one request; at most {most_prompts}")
+            prompt = _lists_of_ids(raw)
             fields = {name: getattr(large, name) for name in kind.__struct_fields__}
             return kind(**(fields | {"prompt": prompt}))
     return _parse(body, kind)
+
+
+def _prompts_at_least(raw: bytes) -> int:
+    """How many prompts JSON holds, or fewer where texts have quotes: millions of them take gigabytes to make."""
+    if not raw.strip().startswith(b"["):
+        return 1
+    if quotes := raw.count(b'"'):
+        return (quotes - raw.count(b'\\"')) // 2
+    return raw.count(b"]") - 1
 
 
 def _lists_of_ids(raw: bytes) -> list[array[int]]:

@@ -81,6 +81,7 @@ def begin(part: str, title: str, config: settings.Config) -> None:
     the parts that is imported does not lie beside `toka`.
     """
     global _notify_fd
+    _open_standard_streams()
     descriptor, parent = os.environ.pop(NOTIFY_FD, ""), os.environ.pop(PARENT, "")
     if descriptor:
         _notify_fd = int(descriptor)
@@ -92,6 +93,17 @@ def begin(part: str, title: str, config: settings.Config) -> None:
     for name in PACKAGES:
         if name in sys.modules:
             _check_place(name)
+
+
+def _open_standard_streams() -> None:
+    """Have those that the process was started without (`2>&-`) lead to nowhere."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    # As typed they are always there.
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "w", closefd=False))
 
 
 def progress(text: str, fraction: float) -> None:

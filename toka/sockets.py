@@ -83,6 +83,12 @@ def worker_endpoint(broker: str) -> str:
     return f"tcp://{parts.netloc.rsplit(':', 1)[0]}:{parts.port + 1}"
 
 
+def is_made_up(identity: bytes) -> bool:
+    """Whether a ROUTER made this identity up. Toka's peers all have one of their own, but where such a peer
+    connects anew, what still waits in its former connection comes under a made-up one."""
+    return identity.startswith(b"\0")
+
+
 def unlink(endpoint: str) -> None:
     """Remove the socket file of an ipc endpoint this process has bound."""
     if endpoint.startswith("ipc://"):

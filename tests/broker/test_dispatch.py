@@ -183,6 +183,7 @@ def test_a_submit_in_anothers_name_is_dropped():
 def test_nonsense_is_dropped():
     bench, frontend, [replica] = ready()
     bench.submit(frontend, 1, sequences=0)
+    bench.submit(frontend, 1, priority=1 << 31)
     bench.submit(frontend, 1, first=-1)
     bench.frontend(frontend, Fenced(epoch=1))
     bench.replica(replica, Cancel(request=request_id(1), samples=[]))

@@ -244,6 +244,12 @@ def test_a_body_over_the_limit_is_413(http: httpx.Client) -> None:
     assert http.post("/v1/completions", json=COMPLETION).status_code == 200
 
 
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+def test_a_body_that_is_not_encoded_as_it_says_is_400(http: httpx.Client, encoding: str) -> None:
+    answer = http.post("/v1/completions", content=b'{"prompt": "a"}', headers={"Content-Encoding": encoding})
+    assert encoding in said(answer, 400, None)["message"]
+
+
 def test_a_large_body_is_fine(http: httpx.Client) -> None:
     prompt = [[5] * 5000] * 100
     body = json.dumps({"prompt": prompt, "max_tokens": 1}).encode()

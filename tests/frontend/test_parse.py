@@ -59,3 +59,17 @@ async def test_a_large_body_is_parsed_like_a_small_one(prompt: Any, indent: int 
 async def test_what_is_malformed_is_refused_at_any_size(prompt: str) -> None:
     small, large = [await outcome((f'{{"prompt": {prompt}}}' + pad).encode()) for pad in ("", PAD)]
     assert small == large
+
+
+@pytest.mark.parametrize("prompts", [["a"] * 100_000, [[]] * 100_000, [[5]] * 100_000])
+async def test_far_too_many_prompts_are_refused_before_they_are_made(prompts: list[Any], monkeypatch: Any) -> None:
+    monkeypatch.setattr(parsing, "_lists_of_ids", lambda raw: pytest.fail("made"))
+    monkeypatch.setattr(parsing, "_parse", lambda body, kind: pytest.fail("made"))
+    with pytest.raises(ApiError, match="100000 prompts") as caught:
+        await parse(json.dumps({"prompt": prompts}).encode() + PAD.encode(), CompletionRequest, 99_999)
+    assert caught.value.body["error"]["param"] == "prompt"
+
+
+@given(prompts=st.lists(st.text(st.sampled_from('a"\\,[]'), max_size=4), min_size=1))
+def test_prompts_are_never_counted_too_high(prompts: list[str]) -> None:
+    assert parsing._prompts_at_least(json.dumps(prompts).encode()) <= len(prompts)

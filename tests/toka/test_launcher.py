@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import signal
 import stat
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -16,7 +19,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.server import Running, Server, environment, free_port, running, serve, until
+from tests.support.server import ROOT, Running, Server, environment, free_port, running, serve, until
 from tests.support.tiny import tiny_config
 from toka.folders import run_folder
 from toka.launcher import example
@@ -136,14 +139,28 @@ def server(model: Path) -> Iterator[Server]:
 
 
 def test_the_last_line_of_a_start_can_be_pasted_into_a_shell(server: Server):
-    import subprocess
-
     from tests.support.needs import needs
 
     needs("curl")
     line = next(line for line in server.lines if line.startswith("curl "))
     answer = subprocess.run(line, shell=True, capture_output=True, text=True, timeout=60)
     assert answer.returncode == 0 and "data: [DONE]" in answer.stdout
+
+
+def test_a_full_disk_behind_stdout_does_not_end_the_server(model: Path):
+    command = [sys.executable, "-P", "-m", "toka", "port=0", f"model={model}"]
+    command += [f"{key}={value}" for key, value in SMALL.items()]
+    with Path("/dev/full").open("w") as full:
+        toka = subprocess.Popen(command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment(), cwd=ROOT)
+    try:
+        assert toka.stderr is not None
+        url = next(found[1] for line in toka.stderr if (found := re.search(r" ready url=(\S+)", line)))
+        time.sleep(0.5)
+        assert serves(url)
+        toka.terminate()
+        assert toka.wait(30) == 0
+    finally:
+        toka.kill()
 
 
 def test_ps_tells_the_parts_apart_and_only_the_stage_has_torch(server: Server):

@@ -51,6 +51,14 @@ def test_every_command_answers_help_and_wrong_settings(module: str):
     assert wrong.stderr.count("\n") == 1 and not wrong.stdout
 
 
+@pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-"])
+def test_a_part_starts_without_standard_streams(closed: str):
+    script = "import sys, toka.process as p, toka.config as c; p.begin('x', 'x', c.Config()); "
+    script += "sys.stderr.isatty(); p.log.info('a'); print(3, flush=True)"
+    command = f'{sys.executable} -P -c "{script}" {closed}'
+    assert subprocess.run(command, shell=True, env=environment(), timeout=60).returncode == 0
+
+
 def test_a_line_of_log_is_one_line():
     record = logging.makeLogRecord(
         {

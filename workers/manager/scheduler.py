@@ -16,6 +16,8 @@ from workers.manager.planner import Planner, Sent
 from workers.manager.sequences import Sequence, Shard, lead
 from workers.manager.state import Limits, State
 
+INT32 = 1 << 31
+
 
 class Scheduler:
     """Continuous batching over a paged KV cache.
@@ -47,6 +49,11 @@ class Scheduler:
         room = limits.pages * limits.page_size
         if total > room:
             return f"prompt and max_tokens are {total} tokens, the KV cache holds {room}"
+        params, counts = work.params, (work.params.top_k, work.params.min_tokens, work.params.logprobs + 1)
+        if not _within([*work.samples, *counts], INT32) or not _within([params.seed], 1 << 64):
+            return "a sample, a count or the seed is out of range"
+        if not _within([*params.logit_bias, *params.stop_token_ids], limits.vocab_size):
+            return f"token ids of logit_bias and stop_token_ids must be in 0..{limits.vocab_size - 1}"
         if len(work.samples) != len(work.output_counts) or len(work.outputs) != sum(work.output_counts):
             return "the outputs do not match the samples"
         if any(count >= work.params.max_tokens for count in work.output_counts):
@@ -137,3 +144,8 @@ class Scheduler:
 
     def outputs(self, epoch: int) -> list[Outputs]:
         return self.outbox.take(epoch)
+
+
+def _within(numbers: Iterable[int], end: int) -> bool:
+    """Whether all are from 0 to below `end`."""
+    return all(0 <= number < end for number in numbers)
