@@ -38,9 +38,11 @@ class Shown(Lines):
 
 
 @pytest.fixture(autouse=True)
-def nothing_left() -> Iterator[None]:
-    yield
-    left = psutil.Process().children(recursive=True)
+def others() -> Iterator[set[psutil.Process]]:
+    """Processes that other tests share and that were there before; nothing else may be left."""
+    before = set(psutil.Process().children(recursive=True))
+    yield before
+    left = set(psutil.Process().children(recursive=True)) - before
     for each in left:
         each.kill()
     assert not left
@@ -219,11 +221,11 @@ async def test_a_signal_during_the_start_ends_it_cleanly():
     await stopping
 
 
-async def test_what_a_part_started_itself_ends_with_it():
+async def test_what_a_part_started_itself_ends_with_it(others: set[psutil.Process]):
     unit = Unit("test", [part("mother")])
 
     async def kill() -> None:
-        [mother] = psutil.Process().children()
+        [mother] = set(psutil.Process().children()) - others
         [daughter] = mother.children()
         os.kill(mother.pid, signal.SIGKILL)
         await until(lambda: not daughter.is_running() or daughter.status() == psutil.STATUS_ZOMBIE)

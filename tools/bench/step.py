@@ -42,10 +42,13 @@ class Bench:
     def __init__(self, settings: list[str]) -> None:
         from toka.config import load
         from workers.stage.build import build
+        from workers.stage.executor import Executor
 
         config = load(settings, "worker")
         threads.configure(config.threads)
-        self.executor = build(config)
+        executor = build(config)
+        assert isinstance(executor, Executor), "this is the stage that runs on a CPU"
+        self.executor = executor
         self.clock = Clock()
         for owner, method, name in (
             (self.executor.attention, "begin", "attention"),

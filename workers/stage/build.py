@@ -11,11 +11,12 @@ from toka.model import open_model
 from workers.stage import sizes
 from workers.stage.decoder import Decoder
 from workers.stage.executor import Executor
+from workers.stage.interface import AnyExecutor
 from workers.stage.kv_cache import CacheShape, KVCache
 from workers.stage.weights import load_weights
 
 
-def build(config: Config, progress: Callable[[float], None] = lambda fraction: None) -> Executor:
+def build(config: Config, progress: Callable[[float], None] = lambda fraction: None) -> AnyExecutor:
     """Load what `config` names. `progress` hears the fraction done.
 
     Raises ValueError, in one sentence, where model, device or memory do not allow it.
@@ -26,6 +27,11 @@ def build(config: Config, progress: Callable[[float], None] = lambda fraction: N
         source, dtype=config.dtype, device=device, random=config.weights == "random", progress=progress
     )
     chosen = sizes.choose(config, model, weights.dtype, device)
+    if device.type == "cuda":
+        from workers.stage.cuda import build as cuda
+
+        if cuda.fits(model, weights):
+            return cuda.build(model, weights, chosen)
     shape = CacheShape(model.num_layers, chosen.pages, chosen.page_size, model.num_kv_heads, model.head_dim)
     cache = KVCache(shape, weights.dtype, device)
     return Executor(Decoder(model, weights), chosen, cache, model.num_heads, model.vocab_size, device)

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import logging
+import os
+from collections.abc import Iterator
+from queue import SimpleQueue
+from threading import Thread
 
 import zmq
 
 from toka.messages import Plan, StageReady, Stop
 from toka.sockets import open_socket, parse, send
-from workers.stage.executor import Executor
+from workers.stage.interface import AheadExecutor, AnyExecutor
 
 log = logging.getLogger(__name__)
 
 
-def serve(executor: Executor, stage: int, run_dir: str, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+def serve(executor: AnyExecutor, stage: int, run_dir: str, context: zmq.Context[zmq.Socket[bytes]]) -> None:
     """Say StageReady to the manager whose sockets are in `run_dir`, and execute its plans until it says Stop."""
     plans, results = open_socket(context, zmq.PULL), open_socket(context, zmq.PUSH)
     plans.connect(f"ipc://{run_dir}/plans-{stage}")
@@ -21,11 +25,40 @@ def serve(executor: Executor, stage: int, run_dir: str, context: zmq.Context[zmq
     sizes = executor.sizes
     ready = StageReady(stage=stage, pages=sizes.pages, max_seqs=sizes.max_seqs, max_tokens_per_step=sizes.max_tokens)
     send(results, ready)
-    while True:
-        message = parse(plans.recv_multipart())
+    if isinstance(executor, AheadExecutor):
+        _run_ahead(executor, plans, results)
+    else:
+        for plan in _until_stop(plans):
+            send(results, executor.execute(plan))
+
+
+def _until_stop(plans: zmq.Socket[bytes]) -> Iterator[Plan]:
+    while not isinstance(message := parse(plans.recv_multipart()), Stop):
         if isinstance(message, Plan):
-            send(results, executor.execute(message))
-        elif isinstance(message, Stop):
-            return
+            yield message
         elif message is not None:
             log.warning("message dropped: not for a stage", extra={"message": type(message).__name__})
+
+
+def _run_ahead(executor: AheadExecutor, plans: zmq.Socket[bytes], results: zmq.Socket[bytes]) -> None:
+    """Launch plans as they come, while a thread sends what the GPU gives back."""
+    launched: SimpleQueue[bool] = SimpleQueue()
+    sender = Thread(target=_send_results, args=(executor, results, launched), daemon=True)
+    sender.start()
+    try:
+        for plan in _until_stop(plans):
+            executor.submit(plan)
+            launched.put(True)
+    finally:
+        launched.put(False)
+        sender.join()
+
+
+def _send_results(executor: AheadExecutor, results: zmq.Socket[bytes], launched: SimpleQueue[bool]) -> None:
+    try:
+        while launched.get():
+            send(results, executor.collect())
+    except BaseException:
+        # The loop waits for plans that will not come: without results, none are made.
+        log.exception("a step failed")
+        os._exit(1)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from toka.messages import Plan
-from workers.stage.executor import Executor
+from workers.stage.interface import AnyExecutor
 
 _HOT = (1.0, 1.0, 0.0, 0.0, 0.0, 1.0)
 """Temperature 1 and nothing else: most of what sampling costs."""
 
 
-def warm_up(executor: Executor) -> None:
+def warm_up(executor: AnyExecutor) -> None:
     """The longest prefill of a step, then a decode row in every slot, as far back in the cache as all can be.
 
     Every page table names the first page meanwhile: what is written there belongs to nobody.
