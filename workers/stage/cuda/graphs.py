@@ -1,0 +1,99 @@
+"""Runs steps, as CUDA graphs once these are captured: one of the decoder for each number of tokens and kind of
+step, one of drawing for each number of samples."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+
+import torch
+
+from workers.stage.cuda.decoder import CudaDecoder
+from workers.stage.cuda.draw import Draw
+from workers.stage.cuda.inputs import InputBuffer
+
+FINE = 1024
+"""From so many tokens on, steps are filled up by a sixteenth at most, below by an eighth."""
+
+
+def sizes_up_to(most: int) -> list[int]:
+    """Numbers of tokens, or samples, that steps are filled up to."""
+    sizes = [1, 2, 4]
+    while sizes[-1] < most:
+        octave = sizes[-1].bit_length() - 1
+        sizes.append(sizes[-1] + (1 << max(2, octave - (4 if sizes[-1] >= FINE else 3))))
+    return [*(size for size in sizes if size < most), most]
+
+
+class Steps:
+    """`hidden`: [tokens, hidden], and `tokens`: [samples] int32, hold what the last step gave.
+
+    All graphs share one pool of memory: they run one after another, and keep nothing there.
+    """
+
+    def __init__(self, decoder: CudaDecoder, draw: Draw, buffer: InputBuffer, tokens: int, samples: int) -> None:
+        """tokens, samples: most of a step."""
+        self._decoder, self._draw, self._buffer = decoder, draw, buffer
+        table = decoder.weights.embedding
+        self.hidden = torch.zeros(tokens, table.shape[1], dtype=table.dtype, device=table.device)
+        self.tokens = torch.zeros(samples, dtype=torch.int32, device=table.device)
+        self._token_sizes, self._sample_sizes = sizes_up_to(tokens), sizes_up_to(samples)
+        self._captured: dict[tuple[object, ...], torch.cuda.CUDAGraph] = {}
+
+    def token_size(self, tokens: int) -> int:
+        """What a step of `tokens` tokens is filled up to."""
+        return self._token_sizes[bisect_left(self._token_sizes, tokens)]
+
+    def sample_size(self, samples: int) -> int:
+        return self._sample_sizes[bisect_left(self._sample_sizes, samples)]
+
+    def forward(self, size: int, grouped: bool, chunked: bool) -> None:
+        """Fill `hidden` from the inputs in the buffer."""
+        graph = self._captured.get((size, grouped, chunked))
+        if graph is not None:
+            graph.replay()
+        else:
+            self._forward(size, grouped, chunked)
+
+    def draw(self, size: int) -> None:
+        """Fill `tokens` from `hidden` and the samples in the buffer."""
+        graph = self._captured.get((size,))
+        if graph is not None:
+            graph.replay()
+        else:
+            self._drawn(size)
+
+    def _forward(self, size: int, grouped: bool, chunked: bool) -> None:
+        rows = min(size, len(self.tokens))
+        self.hidden[:size] = self._decoder.hidden(self._buffer.inputs(size), rows, grouped, chunked)
+
+    def _drawn(self, size: int) -> None:
+        samples = self._buffer.samples(size)
+        hidden = self.hidden.index_select(0, samples.tokens)
+        self._draw.draw(hidden, samples.slots, samples.outputs, self.tokens[:size])
+
+    def capture(self, progress: Callable[[float], None] = lambda fraction: None) -> None:
+        """Capture every graph, the largest first, so that the others find room in its memory.
+
+        Runs steps of blank inputs: page 0 must not be in use yet.
+        """
+        self._buffer.clear()
+        pool = torch.cuda.graph_pool_handle()
+        sizes = sorted({*self._token_sizes, *self._sample_sizes}, reverse=True)
+        for done, size in enumerate(sizes):
+            for grouped in (False, True):
+                for chunked in (False, True):
+                    if chunked or size in self._sample_sizes:
+                        self._capture(pool, (size, grouped, chunked), self._forward)
+            if size in self._sample_sizes:
+                self._capture(pool, (size,), self._drawn)
+            progress((done + 1) / len(sizes))
+
+    def _capture(self, pool: torch.cuda._POOL_HANDLE, key: tuple[int, ...], run: Callable[..., None]) -> None:
+        # Once before, for what is compiled, loaded or allocated at a first run.
+        run(*key)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            run(*key)
+        self._captured[key] = graph

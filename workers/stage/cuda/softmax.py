@@ -1,0 +1,65 @@
+"""The online softmax (Milakov and Gimelshein, 2018) of the attention kernels.
+
+Its state is `acc`: [queries, dim], not normalised, and `total`, `most`: [queries], all float32. Log-sum-exps are
+of base 2.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def attend(
+    acc: tl.tensor,
+    total: tl.tensor,
+    most: tl.tensor,
+    query: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
+    pages: tl.tensor,
+    low: tl.tensor,
+    high: tl.tensor,
+    last: tl.tensor,
+    kv_head: tl.tensor,
+    page_stride: tl.tensor,
+    factor: tl.tensor,
+    DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    MASKED: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """The state with the keys at positions low to high taken in, BLOCK of them at a time.
+
+    query: [queries, DIM]; pages: a sequence's page table. Where MASKED, query i sees keys up to position last[i]
+    only; where not, high - low is a multiple of BLOCK.
+    """
+    dims, block = tl.arange(0, DIM), tl.arange(0, BLOCK)
+    for start in range(low, high, BLOCK):
+        key = start + block
+        index = pages + key // PAGE
+        page = tl.load(index, mask=key < high, other=0) if MASKED else tl.load(index)
+        where = (page.to(tl.int64) * page_stride + (kv_head * PAGE + key % PAGE) * DIM)[:, None] + dims[None, :]
+        k = tl.load(keys + where, mask=(key < high)[:, None], other=0.0) if MASKED else tl.load(keys + where)
+        scores = tl.dot(query, tl.trans(k)) * factor
+        if MASKED:
+            scores = tl.where(key[None, :] <= last[:, None], scores, float("-inf"))
+        higher = tl.maximum(most, tl.max(scores, axis=1))
+        weights = tl.exp2(scores - higher[:, None])
+        keep = tl.exp2(most - higher)
+        v = tl.load(values + where, mask=(key < high)[:, None], other=0.0) if MASKED else tl.load(values + where)
+        acc = tl.dot(weights.to(v.dtype), v, acc * keep[:, None])
+        total = total * keep + tl.sum(weights, axis=1)
+        most = higher
+    return acc, total, most
+
+
+@triton.jit
+def merged(
+    acc: tl.tensor, total: tl.tensor, most: tl.tensor, part: tl.tensor, lse: tl.tensor
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """The state with a finished part of attention taken in. part: [queries, dim]; lse: [queries]."""
+    higher = tl.maximum(most, lse)
+    keep, add = tl.exp2(most - higher), tl.exp2(lse - higher)
+    return acc * keep[:, None] + part * add[:, None], total * keep + add, higher

@@ -1,0 +1,30 @@
+"""What a stage needs of an executor, whichever device it is for."""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+import torch
+
+from toka.messages import Plan, StepResult
+from workers.stage.sizes import Sizes
+
+
+class AnyExecutor(Protocol):
+    sizes: Sizes
+    device: torch.device
+
+    def execute(self, plan: Plan) -> StepResult:
+        """Run a plan to its end."""
+        ...
+
+
+@runtime_checkable
+class AheadExecutor(Protocol):
+    """One that launches plans before those in front of them have run; results come in the order of the plans."""
+
+    def submit(self, plan: Plan) -> None: ...
+
+    def collect(self) -> StepResult:
+        """The oldest plan's result, waited for; may be called from another thread than `submit`."""
+        ...
