@@ -69,7 +69,8 @@ class WindowDetokenizer:
         """Characters of the window's text that were given out."""
 
     def feed(self, ids: Sequence[int]) -> str:
-        new = [number for number in ids if number not in self._vocabulary.special]
+        # An id that no token has stands for nothing: not even for the end of a run of bytes.
+        new = [number for number in ids if number not in self._vocabulary.special and self._vocabulary[number]]
         self._window += new
         return "" if not new or self._vocabulary.is_byte(new[-1]) else self._advance()
 

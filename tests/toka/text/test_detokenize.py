@@ -65,6 +65,13 @@ def test_the_pieces_of_random_ids_join_to_what_the_tokenizer_decodes(
     assert "".join([*pieces, text.flush()]) == tokenizer.decode(ids)
 
 
+def test_an_id_without_a_token_does_not_end_a_run_of_bytes() -> None:
+    tokenizer = byte_fallback()
+    ids = [0xC3, tokenizer.get_vocab_size() + 1, 0xA9, 0x80]
+    text = detokenizer(Vocabulary(tokenizer))
+    assert "".join([*(text.feed([number]) for number in ids), text.flush()]) == tokenizer.decode(ids)
+
+
 @pytest.mark.parametrize("make", TOKENIZERS)
 @given(data=st.data())
 def test_a_piece_never_holds_a_part_of_a_character(make: Callable[[], Tokenizer], data: st.DataObject) -> None:
