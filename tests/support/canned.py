@@ -1,4 +1,4 @@
-"""A server that streams canned completions, in a thread of this process, for tests of load clients."""
+"""A server that answers canned completions, in a thread of this process, for tests of load clients."""
 
 from __future__ import annotations
 
@@ -74,9 +74,18 @@ async def _complete(canned: Canned, request: web.Request) -> web.StreamResponse:
     canned.running += 1
     canned.most_at_once = max(canned.most_at_once, canned.running)
     try:
-        return await _stream(canned, request, body)
+        return await (_stream(canned, request, body) if body["stream"] else _whole(canned, body))
     finally:
         canned.running -= 1
+
+
+async def _whole(canned: Canned, body: dict[str, Any]) -> web.Response:
+    """`prompt` is a list of prompts."""
+    await asyncio.sleep(canned.pause)
+    prompts, tokens = body["prompt"], body["max_tokens"] if canned.tokens is None else canned.tokens
+    choices = [{"index": i, "text": "a" * tokens, "finish_reason": "length"} for i in range(len(prompts))]
+    usage = {"prompt_tokens": sum(map(len, prompts)), "completion_tokens": tokens * len(prompts), "total_tokens": 0}
+    return web.json_response({"choices": choices, "usage": usage})
 
 
 async def _stream(canned: Canned, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:

@@ -8,7 +8,16 @@ import json
 import pytest
 
 from tests.support.canned import Canned, canned_server
-from tools.bench.client import Answer, LoadError, completion, random_prompts, run_round, summarise, text_completion
+from tools.bench.client import (
+    Answer,
+    LoadError,
+    batch_completion,
+    completion,
+    random_prompts,
+    run_round,
+    summarise,
+    text_completion,
+)
 
 
 def requests(count: int, tokens: int) -> list:
@@ -34,6 +43,19 @@ def test_asks_for_exact_lengths() -> None:
     assert body["prompt"] == random_prompts(1, 5, "seed")[0]
     assert (body["max_tokens"], body["ignore_eos"], body["stream"]) == (3, True, True)
     assert body["stream_options"] == {"include_usage": True}
+
+
+def test_a_batch_is_one_request_that_is_not_streamed() -> None:
+    batch = batch_completion("m", random_prompts(4, 5, "seed"), 8)
+    with canned_server(Canned(pause=0.01)) as server:
+        measured = run_round(server.url, [batch])
+    assert (measured.prompt_tokens, measured.output_tokens, measured.itl) == (20, 32, 0.0)
+    assert measured.seconds >= 0.01
+    (body,) = server.bodies
+    assert body["prompt"] == random_prompts(4, 5, "seed")
+    assert (body["max_tokens"], body["ignore_eos"]) == (8, True)
+    with canned_server(Canned(tokens=7)) as server, pytest.raises(LoadError, match="28 tokens came, 32 were asked"):
+        run_round(server.url, [batch])
 
 
 @pytest.mark.parametrize(

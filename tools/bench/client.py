@@ -1,7 +1,7 @@
-"""The load client: concurrent streaming completions, counted by the server's own usage.
+"""The load client: concurrent completions, counted by the server's own usage.
 
-It shares the machine's cores with the server it measures, so it reads only what it needs: the arrival time of each
-chunk, and the usage in the last one.
+It shares the machine's cores with the server it measures, so it reads only what it needs: of a stream the arrival
+time of each chunk, and the usage in the last one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WORDS = (
 
 @dataclass(frozen=True)
 class Request:
-    """One streaming request: where it goes, its JSON body, and the output tokens it must bring."""
+    """One request: where it goes, its JSON body, and the output tokens it must bring."""
 
     path: str
     body: dict[str, Any]
@@ -38,11 +38,11 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """One stream as it arrived; times in seconds on one clock."""
+    """One answer as it arrived; times in seconds on one clock."""
 
     sent: float
     arrivals: tuple[float, ...]
-    """When each chunk with text arrived."""
+    """When each chunk with text arrived; of an answer that is no stream, when all of it did."""
     prompt_tokens: int
     output_tokens: int
 
@@ -96,6 +96,13 @@ def completion(model: str, prompt: Sequence[int], tokens: int, temperature: floa
     return Request("/v1/completions", body, tokens)
 
 
+def batch_completion(model: str, prompts: Sequence[Sequence[int]], tokens: int) -> Request:
+    """One request for exactly `tokens` tokens after each of `prompts`, answered at once, not streamed."""
+    body = completion(model, [], tokens).body | {"prompt": [list(prompt) for prompt in prompts], "stream": False}
+    del body["stream_options"]
+    return Request("/v1/completions", body, tokens * len(prompts))
+
+
 def text_completion(model: str, words: int, tokens: int, seed: str) -> Request:
     """The same for `transformers serve`, which takes no ids: a prompt of `words` common words, a token each."""
     prompt = " ".join(random.Random(seed).choices(WORDS, k=words))
@@ -136,26 +143,38 @@ def summarise(answers: Sequence[Answer], seconds: float) -> Round:
 
 async def _answer(session: aiohttp.ClientSession, request: Request) -> Answer:
     sent = time.perf_counter()
-    arrivals: list[float] = []
-    usage: dict[str, int] | None = None
     async with session.post(request.path, json=request.body) as response:
         if response.status != 200:
             raise LoadError(f"{request.path}: {response.status} {(await response.text())[:300]}")
-        async for line in response.content:
-            data = line.removeprefix(b"data:")
-            if len(data) == len(line) or data.strip() == b"[DONE]":
-                continue
-            now = time.perf_counter()
-            if b'"choices"' not in data:
-                raise LoadError(f"{request.path}: {data[:300].decode(errors='replace')}")
-            if b'"usage"' in data:
-                chunk = json.loads(data)
-                usage = chunk["usage"] or usage
-                if not any(choice["text"] for choice in chunk["choices"]):
-                    continue
-            arrivals.append(now)
-    if usage is None or not arrivals:
-        raise LoadError(f"{request.path}: the stream ended before its usage")
+        read = _read_stream if request.body["stream"] else _read_whole
+        arrivals, usage = await read(request.path, response)
     if usage["completion_tokens"] != request.tokens:
         raise LoadError(f"{request.path}: {usage['completion_tokens']} tokens came, {request.tokens} were asked for")
     return Answer(sent, tuple(arrivals), usage["prompt_tokens"], usage["completion_tokens"])
+
+
+async def _read_whole(path: str, response: aiohttp.ClientResponse) -> tuple[list[float], dict[str, int]]:
+    answer = await response.json()
+    return [time.perf_counter()], answer["usage"]
+
+
+async def _read_stream(path: str, response: aiohttp.ClientResponse) -> tuple[list[float], dict[str, int]]:
+    """When each chunk arrived, and the usage."""
+    arrivals: list[float] = []
+    usage: dict[str, int] | None = None
+    async for line in response.content:
+        data = line.removeprefix(b"data:")
+        if len(data) == len(line) or data.strip() == b"[DONE]":
+            continue
+        now = time.perf_counter()
+        if b'"choices"' not in data:
+            raise LoadError(f"{path}: {data[:300].decode(errors='replace')}")
+        if b'"usage"' in data:
+            chunk = json.loads(data)
+            usage = chunk["usage"] or usage
+            if not any(choice["text"] for choice in chunk["choices"]):
+                continue
+        arrivals.append(now)
+    if usage is None or not arrivals:
+        raise LoadError(f"{path}: the stream ended before its usage")
+    return arrivals, usage

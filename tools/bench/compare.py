@@ -150,14 +150,15 @@ def _server(server: Running, settings: Settings) -> dict[str, Any]:
     load = measure.Load(settings.clients, settings.input_tokens, settings.output_tokens, settings.temperature)
     ids = server.name in TAKES_IDS
     figures: dict[str, Any] = {"ready_seconds": server.ready_seconds}
-    figures["serve"] = measure.serve(server, load, settings.rounds if ids else 1, ids=ids)
+    rounds = settings.rounds if ids else 1
+    figures["serve"] = measure.serve(server, load.requests if ids else load.texts, rounds)
     if ids and settings.prefix_tokens:
         figures["prefix"] = measure.shared_prefix(server, load, settings.rounds, settings.prefix_tokens)
     if server.name == "toka":
         figures["generate"] = {}
         for batch in _batches(settings):
             small = measure.Load(batch, settings.input_tokens, settings.generate_tokens)
-            figures["generate"][str(batch)] = measure.serve(server, small, settings.rounds, label=f"generate {batch}")
+            figures["generate"][str(batch)] = measure.serve(server, small.batch, settings.rounds)
         figures["memory"] = measure.memory(server)
     return figures
 

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tools.bench.client import LoadError, Request, Round, completion, random_prompts, run_round, text_completion
+from tools.bench.client import (
+    LoadError,
+    Request,
+    Round,
+    batch_completion,
+    completion,
+    random_prompts,
+    run_round,
+    text_completion,
+)
 from tools.bench.servers import Running
 
 
@@ -26,17 +36,25 @@ class Load:
         prompts = random_prompts(self.clients, self.input_tokens, seed, common)
         return [completion(model, prompt, self.output_tokens, self.temperature) for prompt in prompts]
 
+    def batch(self, model: str, seed: str) -> list[Request]:
+        """All prompts in one request that is not streamed: what a call of `generate` is."""
+        prompts = random_prompts(self.clients, self.input_tokens, seed)
+        return [batch_completion(model, prompts, self.output_tokens)]
+
     def texts(self, model: str, seed: str) -> list[Request]:
         """As `requests`, for servers that take no ids."""
         numbered = range(self.clients)
         return [text_completion(model, self.input_tokens, self.output_tokens, f"{seed} {i}") for i in numbered]
 
 
-def serve(server: Running, load: Load, rounds: int, *, ids: bool = True, label: str = "serve") -> dict[str, Any]:
-    """Medians over `rounds`, after a warm-up. `ttft` and `itl` in seconds."""
-    make = load.requests if ids else load.texts
-    run_round(server.url, make(server.model, f"{label} warm-up"))
-    done = [run_round(server.url, make(server.model, f"{label} {i}")) for i in range(rounds)]
+def serve(server: Running, make: Callable[[str, str], list[Request]], rounds: int) -> dict[str, Any]:
+    """Medians over `rounds` of the requests that `make` gives for a model and a seed, after a warm-up.
+
+    `ttft` and `itl` in seconds.
+    """
+    name = make.__name__
+    run_round(server.url, make(server.model, f"{name} warm-up"))
+    done = [run_round(server.url, make(server.model, f"{name} {i}")) for i in range(rounds)]
     speeds = [each.tokens_per_second for each in done]
     return {
         "tokens_per_second": statistics.median(speeds),

@@ -103,7 +103,7 @@ def _servers(record: dict[str, Any]) -> list[str]:
 def _generate(record: dict[str, Any]) -> list[str]:
     if "generate" not in record:
         return []
-    lines = ["| static batch | `generate`, tokens/s | toka, tokens/s |", "|---|---|---|"]
+    lines = ["| batch | `generate`, tokens/s | toka, one request, not streamed, tokens/s |", "|---|---|---|"]
     for batch, speed in record["generate"].items():
         own = record["servers"]["toka"]["generate"][batch]["tokens_per_second"]
         lines.append(f"| {batch} | {speed:.0f} | {own:.0f} |")
