@@ -44,17 +44,20 @@ class Config:
     model: str = setting("", "folder, hub id or .gguf file; empty: the demo model", ("frontend", "worker"))
     served_model_name: str = setting("", "name in the API; empty: the model's own", ("frontend", "worker"))
     weights: str = setting("auto", "random: make them up from a config", ("worker",), choices=("auto", "random"))
-    dtype: str = setting("auto", "of weights and KV cache", ("worker",), choices=("auto", "float32", "bfloat16"))
+    dtype: str = setting(
+        "auto", "of weights and KV cache", ("worker",), choices=("auto", "float32", "bfloat16", "float16")
+    )
     device: str = setting("auto", "where the stages run", ("worker",), choices=("auto", "cpu", "cuda"))
     max_context: int = setting(0, "most tokens of prompt and output together; 0: the model's", ("worker",), low=0)
 
     # HTTP
     host: str = setting("127.0.0.1", "address the server listens on", ("frontend",))
     port: int = setting(10210, "port the server listens on; 0: any free one", ("frontend",), low=0, high=65535)
+    frontends: int = setting(1, "processes that serve HTTP, all on the one port", (), low=1, high=64)
     max_body_bytes: int = setting(64 * MIB, "largest request body", ("frontend",), low=1024)
     max_n: int = setting(1024, "most samples of one prompt", ("frontend",), low=1)
     max_samples: int = setting(16_384, "most samples of one request, all its prompts together", ("frontend",), low=1)
-    body_bytes: int = setting(2048 * MIB, "most bytes of request bodies held; more get 429", ("frontend",), low=1024)
+    body_bytes: int = setting(2048 * MIB, "most bytes of bodies that a frontend holds", ("frontend",), low=1024)
     ping_seconds: float = setting(15.0, "silence on a stream before a comment line is sent", ("frontend",), low=0.01)
 
     # Processes
@@ -80,6 +83,11 @@ class Config:
     prefix_cache: bool = setting(True, "keep and share the KV pages of equal prefixes", ("worker",))
     shared_prefix: bool = setting(True, "compute attention over a shared prefix once for all its rows", ("worker",))
     max_logprobs: int = setting(20, "most top logprobs of a request", ("frontend", "worker"), low=0, high=1000)
+    trace: str = setting("", "file for a timeline of manager and stages, for ui.perfetto.dev", ("worker",))
+    trace_kernels: int = setting(
+        0, "first steps whose kernels (on a CPU: operators) the trace shows", ("worker",), low=0, high=10_000
+    )
+    torch_compile: bool = setting(False, "have torch.compile make the norms and activations of a GPU", ("worker",))
     threads: int = setting(0, "CPU threads of a stage; 0: chosen by the cores there are", ("worker",), low=0)
 
 

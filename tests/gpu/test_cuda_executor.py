@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,18 +20,33 @@ from toka.messages import StepResult
 from toka.model import open_model
 from workers.stage import sizes
 from workers.stage.build import build
-from workers.stage.weights import load_weights
+from workers.stage.weights import DTYPES, load_weights
 
 if not torch.cuda.is_available():
     pytest.skip("needs CUDA", allow_module_level=True)
 
 from workers.stage.cuda.executor import CudaExecutor
+from workers.stage.cuda.fused import ready_made
 
 SHAPES: dict[str, dict[str, Any]] = {
     "llama": {"hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64},
     "qwen2": {"hidden_size": 448, "num_attention_heads": 7, "num_key_value_heads": 1, "head_dim": 64},
     "qwen3": {"hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 128},
 }
+WIDE = {
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "num_hidden_layers": 4,
+}
+"""As wide as Llama 3.2 1B."""
+CASES = [
+    *((family, "bfloat16", {"intermediate_size": 512, **shape}) for family, shape in SHAPES.items()),
+    ("llama", "float16", {"intermediate_size": 512, **SHAPES["llama"]}),
+    ("llama", "bfloat16", WIDE),
+]
 SEQUENCES, SHARED, LENGTH, TOP = 20, 80, 160, 10
 
 
@@ -40,31 +56,30 @@ class Case:
     executor: CudaExecutor
     ids: list[list[int]]
     exact: torch.Tensor
-    """[sequences, positions, vocabulary] log-probabilities: transformers in float32, of weights in bfloat16."""
+    """[sequences, positions, vocabulary] log-probabilities: transformers in float32, of weights in 16 bits."""
     mean: float
     most: float
 
 
-@pytest.fixture(scope="module", params=list(SHAPES))
+@pytest.fixture(scope="module", params=CASES, ids=["llama", "qwen2", "qwen3", "float16", "wide"])
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
     import transformers
 
-    folder = tmp_path_factory.mktemp("models") / request.param
-    tiny_model(folder, request.param, intermediate_size=512, **SHAPES[request.param])
+    family, narrow, shape = request.param
+    folder = tmp_path_factory.mktemp("models") / family
+    tiny_model(folder, family, **shape)
     rng = np.random.default_rng(0)
     ids = rng.integers(5, 500, (SEQUENCES, LENGTH))
     ids[:, :SHARED] = ids[0, :SHARED]
     logprobs = []
-    for dtype in (torch.float32, torch.bfloat16):
-        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).to("cuda", dtype)
+    for dtype in (torch.float32, DTYPES[narrow]):
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[narrow]).to("cuda", dtype)
         with torch.inference_mode():
             logprobs.append(model(torch.from_numpy(ids).cuda()).logits.float().log_softmax(-1))
     exact, rounded = logprobs
     top = exact.topk(TOP)
     off = (rounded.gather(2, top.indices) - top.values).abs()
-    config = Config(
-        model=str(folder), dtype="bfloat16", device="cuda", kv_cache_tokens=16 * 400, max_seqs=SEQUENCES + 2
-    )
+    config = Config(model=str(folder), dtype=narrow, device="cuda", kv_cache_tokens=16 * 400, max_seqs=SEQUENCES + 2)
     executor = build(config)
     assert isinstance(executor, CudaExecutor)
     yield Case(config, executor, ids.tolist(), exact, off.mean().item(), off.max().item())
@@ -95,9 +110,9 @@ def test_logits(case: Case, graphs: bool, grouped: bool) -> None:
 
 def without_graphs(case: Case) -> CudaExecutor:
     source = open_model(case.config.model)
-    weights = load_weights(source, dtype="bfloat16", device="cuda")
-    chosen = sizes.choose(case.config, source.config, weights.dtype, weights.device)
-    return CudaExecutor(source.config, weights, chosen)
+    weights = load_weights(source, dtype=case.config.dtype, device="cuda")
+    chosen = sizes.choose(case.config, source.config, weights.dtype, weights.device, None)
+    return CudaExecutor(source.config, weights, chosen, ready_made())
 
 
 def start(driver: Driver, ids: list[list[int]], logprobs: list[int]) -> list[Running]:
@@ -138,7 +153,7 @@ def wrong_by(case: Case, sequences: list[Running], result: StepResult) -> list[f
 
 def test_a_replica_serves_more_than_fits(case: Case) -> None:
     """Prefix cache, samples, preemption and run-ahead over a cache too small for all."""
-    engine = Engine(case.config.model, dtype="bfloat16", device="cuda", kv_cache_tokens=16 * 60, max_seqs=16)
+    engine = Engine(case.config.model, dtype=case.config.dtype, device="cuda", kv_cache_tokens=16 * 60, max_seqs=16)
     prompts = [case.ids[i][: 90 + i] for i in range(12)]
     requests = [engine.submit(p, 60, n=3, temperature=1.0, ignore_eos=True) for p in prompts]
     engine.finish()
@@ -152,9 +167,35 @@ def test_filtered_rows_among_plain_ones(case: Case, params: dict[str, float]) ->
     """Rows that need the general sampler change nothing of their neighbours."""
     answers = []
     for extra in ({}, params):
-        engine = Engine(case.config.model, dtype="bfloat16", device="cuda", kv_cache_tokens=16 * 400, max_seqs=8)
+        engine = Engine(case.config.model, dtype=case.config.dtype, device="cuda", kv_cache_tokens=16 * 400, max_seqs=8)
         plain = [engine.submit(case.ids[i][:20], 30, temperature=1.0, ignore_eos=True) for i in range(3)]
         engine.submit(case.ids[5][:20], 30, temperature=1.0, ignore_eos=True, **extra)
         engine.finish()
         answers.append([engine.answers[request, 0].tokens for request in plain])
     assert answers[0] == answers[1]
+
+
+def test_prompts_of_ten_thousand_tokens(tmp_path: Path) -> None:
+    """Each prefilled in chunks, behind a prefix that two share: as near to float32 as transformers is."""
+    import transformers
+
+    folder = tiny_model(tmp_path / "model", max_position_embeddings=16_384, intermediate_size=512, **SHAPES["llama"])
+    shared = np.random.default_rng(0).integers(5, 500, 9000).tolist()
+    prompts = [[*shared, *np.random.default_rng(i).integers(5, 500, 1000).tolist()] for i in (1, 2)]
+    engine = Engine(folder, dtype="bfloat16", device="cuda", kv_cache_tokens=32_000, max_tokens_per_step=4096)
+    requests = [engine.submit(prompt, 20, logprobs=0, ignore_eos=True) for prompt in prompts]
+    engine.finish()
+    answers = [engine.answers[request, 0] for request in requests]
+    assert answers[1].cached == 9000 // 16 * 16
+    found = []
+    for dtype in (torch.float32, torch.bfloat16):
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).to("cuda", dtype)
+        for prompt, answer in zip(prompts, answers):
+            with torch.inference_mode():
+                logits = model(torch.tensor([[*prompt, *answer.tokens]], device="cuda"), logits_to_keep=21).logits
+            logprobs = logits[0, :-1].float().log_softmax(-1)
+            found.append(logprobs.gather(1, torch.tensor(answer.tokens, device="cuda")[:, None])[:, 0])
+    exact, rounded = torch.cat(found[:2]), torch.cat(found[2:])
+    off = (torch.tensor([*answers[0].chosen, *answers[1].chosen], device="cuda") - exact).abs()
+    assert off.mean() < 1.5 * (rounded - exact).abs().mean()
+    assert off.max() < 2 * (rounded - exact).abs().max()

@@ -12,11 +12,12 @@ from workers.stage import noise
 if not torch.cuda.is_available():
     pytest.skip("needs CUDA", allow_module_level=True)
 
+from workers.stage.cuda.arrange import Arranger
 from workers.stage.cuda.cache import PagedCache
 from workers.stage.cuda.chunks import ChunkAttention
 from workers.stage.cuda.decode import DecodeAttention
 from workers.stage.cuda.draw import Draw
-from workers.stage.cuda.inputs import Arranger, InputBuffer
+from workers.stage.cuda.inputs import InputBuffer
 from workers.stage.cuda.prefix import PrefixAttention
 from workers.stage.kv_cache import CacheShape
 
@@ -26,8 +27,8 @@ PAGE, PAGES, WIDTH = 16, 1100, 200
 
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(8, 2, 64), (7, 1, 128), (4, 4, 128), (32, 8, 64)])
 @pytest.mark.parametrize("processors", [1, 132])
-@pytest.mark.parametrize("grouped", [False, True])
-def test_attention(heads: int, kv_heads: int, dim: int, processors: int, grouped: bool) -> None:
+@pytest.mark.parametrize(("grouped", "few"), [(False, False), (False, True), (True, False), (True, True)])
+def test_attention(heads: int, kv_heads: int, dim: int, processors: int, grouped: bool, few: bool) -> None:
     """Rows of one token, split and not, and chunks, with and without a shared prefix among them."""
     generator = torch.Generator(CUDA).manual_seed(0)
     cache = PagedCache(CacheShape(1, PAGES, PAGE, kv_heads, dim), torch.bfloat16, CUDA)
@@ -51,7 +52,7 @@ def test_attention(heads: int, kv_heads: int, dim: int, processors: int, grouped
     q = torch.randn(count, heads, dim, generator=generator, device=CUDA).bfloat16()
     out = torch.full_like(q, float("nan"))
     partials = PrefixAttention(cache, heads, on_gpu, processors, 2048).run(0, q, inputs) if grouped else None
-    DecodeAttention(cache, heads, on_gpu, processors).run(0, q, arranged.rows + 2, inputs, partials, out)
+    DecodeAttention(cache, heads, on_gpu, processors).run(0, q, arranged.rows + 2, few, inputs, partials, out)
     ChunkAttention(cache, heads, on_gpu, processors).run(0, q, inputs, partials, out)
     slots, positions = arranged.slots, arranged.positions
     for first in range(0, len(q), 100):

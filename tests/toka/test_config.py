@@ -37,7 +37,7 @@ def test_dashes_stand_for_underscores():
         (["port=70000"], "port: expected from 0 to 65535, got 70000"),
         (["page_size=0"], "page_size: expected from 1 to 1024"),
         (["prefix_cache=maybe"], "prefix_cache: expected true or false"),
-        (["dtype=int8"], "dtype: expected one of auto, float32, bfloat16, got 'int8'"),
+        (["dtype=int8"], "dtype: expected one of auto, float32, bfloat16, float16, got 'int8'"),
         (["shutdown_timeout=nan"], "shutdown_timeout: expected at least 0"),
         (["8000"], "expected key=value"),
         (["--port"], "expected key=value"),

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import sys
 
 from toka import process
 from toka.config import Config
-
-LAST_OF_WEIGHTS = 0.8
-"""Fraction of the start that is done when the weights are loaded."""
+from toka.trace import Recorder
 
 
 def main() -> None:
@@ -36,23 +33,23 @@ def serve(config: Config, stage: int) -> None:
     threads.before_torch()
     import zmq
 
-    from workers.stage.build import build
+    from workers.stage.build import CAPTURED, build
     from workers.stage.loop import serve as run
     from workers.stage.warm_up import warm_up
 
     threads.configure(config.threads)
-    executor = build(config, lambda done: process.progress("loading weights", done * LAST_OF_WEIGHTS))
-    process.progress("warming up", LAST_OF_WEIGHTS)
+    executor = build(config, process.progress)
+    process.progress("warming up", CAPTURED)
     warm_up(executor)
-    # What is loaded by now stays: collections need not look at it again.
-    gc.collect()
-    gc.freeze()
+    process.settle()
     sizes = executor.sizes
     process.ready(f"{sizes.pages * sizes.page_size} KV tokens on {executor.device}")
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    trace = Recorder("stage", f"stage {config.replica}.{stage}", on=bool(config.trace))
     try:
-        run(executor, stage, config.run_dir, context)
+        run(executor, stage, config.run_dir, context, trace, config.trace_kernels)
     finally:
+        trace.leave(config.run_dir)
         context.destroy()
 
 

@@ -7,6 +7,7 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from toka.messages import Plan, StepResult
+from toka.trace import Recorder
 from workers.stage.sizes import Sizes
 
 
@@ -22,6 +23,10 @@ class AnyExecutor(Protocol):
 @runtime_checkable
 class AheadExecutor(Protocol):
     """One that launches plans before those in front of them have run; results come in the order of the plans."""
+
+    def observe(self, trace: Recorder) -> None:
+        """Record what steps take from now on, on the device too. No step may be under way."""
+        ...
 
     def submit(self, plan: Plan) -> None: ...
 

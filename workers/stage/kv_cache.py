@@ -17,6 +17,8 @@ CPU_MEMORY_SHARE = 0.25
 """Of the memory that is free when the weights are loaded; the rest is for everything else on the machine."""
 CPU_MEMORY_MOST = 4 << 30
 CUDA_MEMORY_SHARE = 0.9
+CUDA_MEASURED_SHARE = 0.98
+"""The same where what a step takes is known and left out."""
 _CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -97,20 +99,29 @@ def page_bytes(config: ModelConfig, page_size: int, dtype: torch.dtype) -> int:
 
 
 def choose_pages(
-    tokens: int, config: ModelConfig, page_size: int, dtype: torch.dtype, device: torch.device, most_tokens: int
+    tokens: int,
+    config: ModelConfig,
+    page_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    most_tokens: int,
+    working: int | None,
 ) -> int:
     """Pages of the cache: for `tokens`, or, where that is 0, what memory allows and `most_tokens` can use.
 
-    Raises ValueError where memory does not hold what was asked for.
+    working: as in `sizes.choose`. Raises ValueError where memory does not hold what was asked for.
     """
     one, free = page_bytes(config, page_size, dtype), free_memory(device)
+    if working is not None:
+        free = max(0, free - working)
     if tokens:
         pages = -(-tokens // page_size)
         if pages * one > free:
             raise ValueError(f"kv_cache_tokens: {tokens} tokens take {pages * one >> 20} MiB, {free >> 20} are free")
         return pages
     cpu = device.type == "cpu"
-    share = min(int(free * CPU_MEMORY_SHARE), CPU_MEMORY_MOST) if cpu else int(free * CUDA_MEMORY_SHARE)
+    cuda_share = CUDA_MEMORY_SHARE if working is None else CUDA_MEASURED_SHARE
+    share = min(int(free * CPU_MEMORY_SHARE), CPU_MEMORY_MOST) if cpu else int(free * cuda_share)
     pages = min(share // one, -(-most_tokens // page_size))
     if pages < 1:
         raise ValueError(f"no memory for a KV cache: {free >> 20} MiB are free")

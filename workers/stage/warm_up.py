@@ -1,4 +1,7 @@
-"""Runs the largest batches once before the stage is ready: what does not fit fails now, and nothing is slow later."""
+"""Runs the largest batches once before the stage is ready: what does not fit fails now, and nothing is slow later.
+
+On a CPU, where memory is not what a step is short of, smaller ones: what is slow the first time is each kernel.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from workers.stage.interface import AnyExecutor
 
 _HOT = (1.0, 1.0, 0.0, 0.0, 0.0, 1.0)
 """Temperature 1 and nothing else: most of what sampling costs."""
+_CPU_TOKENS, _CPU_SEQS = 128, 32
 
 
 def warm_up(executor: AnyExecutor) -> None:
@@ -16,13 +20,14 @@ def warm_up(executor: AnyExecutor) -> None:
 
     Every page table names the first page meanwhile: what is written there belongs to nobody.
     """
-    sizes = executor.sizes
+    sizes, tokens, seqs = executor.sizes, executor.sizes.max_tokens, executor.sizes.max_seqs
+    if executor.device.type == "cpu":
+        tokens, seqs = min(tokens, _CPU_TOKENS), min(seqs, _CPU_SEQS)
     longest = min(sizes.pages_per_seq * sizes.page_size, sizes.pages * sizes.page_size)
-    counts = np.diff([*range(0, sizes.max_tokens, longest), sizes.max_tokens])[: sizes.max_seqs]
-    rows = min(sizes.max_seqs, sizes.max_tokens)
+    counts = np.diff([*range(0, tokens, longest), tokens])[:seqs]
     shared = min(longest, sizes.pages * sizes.page_size // sizes.max_seqs) - 1
-    for row_counts, start in ((counts, 0), (np.ones(rows), max(shared, 0))):
-        executor.execute(_plan(sizes.max_seqs, row_counts.astype(np.int32), start))
+    for row_counts, start in ((counts, 0), (np.ones(min(seqs, tokens)), max(shared, 0))):
+        executor.execute(_plan(seqs, row_counts.astype(np.int32), start))
 
 
 def _plan(slots: int, counts: np.ndarray[tuple[int, ...], np.dtype[np.int32]], start: int) -> Plan:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -12,11 +13,14 @@ from torch import Tensor
 from toka.model import ModelConfig, ModelSource
 from workers.stage.checkpoints import Checkpoint, GgufCheckpoint, RandomCheckpoint, SafetensorsCheckpoint, Shape
 from workers.stage.families import FAMILIES
+from workers.stage.kv_cache import free_memory
 from workers.stage.layers import Linear, RmsNorm, make_linear
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _IGNORED = "rotary_emb.inv_freq"
 """Some old checkpoints hold it; it follows from the config."""
+_COPIES_SHARE = 1 / 16
+"""Of the free memory, what float32 copies of the layers' products may take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +62,7 @@ def load_weights(
 ) -> Weights:
     """Read the weights of `source`, one tensor at a time, or make them up where `random`.
 
-    `dtype`: auto (the config's), float32 or bfloat16. `progress` hears the fraction done. ValueError, in
+    `dtype`: auto (the config's), float32, bfloat16 or float16. `progress` hears the fraction done. ValueError, in
     one sentence that names the tensor, where one is missing, unknown or of another shape than the config says.
     """
     config, device = source.config, torch.device(device)
@@ -141,6 +145,8 @@ class _Loader:
         self.dtype = dtype
         self.device = device
         self.progress = progress
+        numbers = sum(math.prod(shape) for shape in expected_shapes(config).values())
+        self.copies = 4 * numbers < _COPIES_SHARE * free_memory(device)
 
     def load(self) -> Weights:
         layers = self._layers()
@@ -191,6 +197,7 @@ class _Loader:
             self._joined([f"{part}.bias" for part in parts], rotary)
             if f"{parts[0]}.bias" in self.checkpoint.shapes
             else None,
+            copy=self.copies,
         )
 
     def _joined(self, names: list[str], rotary: int) -> Tensor:

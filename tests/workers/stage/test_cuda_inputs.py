@@ -8,10 +8,11 @@ import torch
 
 from tests.support.plans import Row, plan
 from toka.messages import Plan
-from workers.stage.cuda.inputs import CHUNK_TILES, HEADER, PREFIX_TILES, ROWS, TILE_FIELDS, Arranger, InputBuffer
+from workers.stage.cuda.arrange import CHUNK_QUERIES, PREFIX_QUERIES, TILE_FIELDS, Arranger
+from workers.stage.cuda.inputs import CHUNK_TILES, DECODE_TILES, HEADER, PREFIX_TILES, InputBuffer
 
 PAGE, HEADS, KV_HEADS = 4, 12, 2
-PER_TILE = 128 // (HEADS // KV_HEADS)
+GROUP = HEADS // KV_HEADS
 
 
 def mixed_plan() -> Plan:
@@ -36,7 +37,7 @@ def test_arranged_and_on_the_device(processors: int, parts: int) -> None:
     inputs, samples = buffer.inputs(160), buffer.samples(48)
     header = inputs.header.tolist()
     total, ones = int(made.row_counts.sum()), int((made.row_counts == 1).sum())
-    assert header[ROWS] == ones == 43
+    assert arranged.rows == ones == 43
     tokens = list(zip(*(each.tolist() for each in (inputs.slots, inputs.positions, inputs.tokens))))
     assert sorted(tokens[:total]) == sorted(expected_tokens(made)) and tokens[total:] == [(77, 0, 0)] * (160 - total)
     ends = {int(slot): int(start + count - 1) for slot, start, count in zip(*rows_of(made))}
@@ -45,8 +46,11 @@ def test_arranged_and_on_the_device(processors: int, parts: int) -> None:
         assert tokens[token][:2] == (made.row_slots[want[0]], ends[made.row_slots[want[0]]])
         assert [slot, output] == want[1:]
     assert sampled[len(made.sample_slots) :] == [(0, 77, 0)] * (48 - len(made.sample_slots))
-    check_prefixes(arranged_tiles(header, 0, header[PREFIX_TILES]), tokens, inputs.members.tolist(), inputs, parts)
-    check_chunks(arranged_tiles(header, header[PREFIX_TILES], header[CHUNK_TILES]), tokens[:total], ones)
+    counts = [header[kind] for kind in (DECODE_TILES, PREFIX_TILES, CHUNK_TILES)]
+    decode, prefix, chunks = (arranged_tiles(header, sum(counts[:i]), count) for i, count in enumerate(counts))
+    assert [tile[:2] for tile in decode if not tile[5]] == [[row, tokens[row][0]] for row in range(ones)]
+    check_prefixes(prefix, tokens, inputs.members.tolist(), inputs, parts)
+    check_chunks(chunks, tokens[:total], ones)
 
 
 def rows_of(made: Plan) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -70,8 +74,8 @@ def check_prefixes(
     first, count, shared = (getattr(inputs, name).tolist() for name in ("prefix_first", "prefix_count", "shared"))
     pages: dict[int, list[int]] = {}
     taken: list[int] = []
-    for slot, low, high, member, many, part in tiles:
-        assert 0 < many <= PER_TILE and high > low
+    for slot, low, high, member, many, part, *_ in tiles:
+        assert 0 < many <= PREFIX_QUERIES // GROUP and high > low
         for token in members[member : member + many]:
             pages.setdefault(token, []).extend(range(low, high))
             taken.append(first[token] + part)
@@ -86,11 +90,11 @@ def check_prefixes(
 def check_chunks(tiles: list[list[int]], tokens: list[tuple[int, int, int]], ones: int) -> None:
     """Tiles cover the chunks' tokens once each, and those with the most keys come first."""
     covered: list[int] = []
-    for slot, first, count, position, low, _ in tiles:
-        assert count <= PER_TILE
+    for slot, first, count, position, low, *_ in tiles:
+        assert count <= CHUNK_QUERIES // GROUP
         covered += range(first, first + count)
         assert [each[:2] for each in tokens[first : first + count]] == [(slot, position + i) for i in range(count)]
-        assert low == (800 if slot == 0 else 0)
+        assert low == (200 if slot == 0 else 0)
     assert sorted(covered) == list(range(ones, len(tokens)))
-    keys = [position - low for _, _, _, position, low, _ in tiles]
+    keys = [position - low * PAGE for _, _, _, position, low, *_ in tiles]
     assert keys == sorted(keys, reverse=True)

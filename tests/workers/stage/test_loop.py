@@ -14,6 +14,7 @@ from tests.support.stage import executor_for
 from tests.support.tiny import tiny_model
 from toka.messages import Plan, StageReady, StepResult, Stop
 from toka.sockets import open_socket, parse, send
+from toka.trace import Recorder
 from workers.stage.interface import AheadExecutor, AnyExecutor
 from workers.stage.loop import serve
 
@@ -27,6 +28,9 @@ class Ahead:
 
     def execute(self, plan: Plan) -> StepResult:
         raise AssertionError("the loop waits for a step")
+
+    def observe(self, trace: Recorder) -> None:
+        self.trace = trace
 
     def submit(self, plan: Plan) -> None:
         self.results.append(self.executor.execute(plan))

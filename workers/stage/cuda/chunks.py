@@ -10,8 +10,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from workers.stage.cuda.arrange import CHUNK_QUERIES, TILE_FIELDS
 from workers.stage.cuda.cache import PagedCache
-from workers.stage.cuda.inputs import CHUNK_TILES, HEADER, PREFIX_TILES, TILE_FIELDS, TILE_QUERIES, Inputs
+from workers.stage.cuda.inputs import CHUNK_TILES, DECODE_TILES, HEADER, PREFIX_TILES, Inputs
 from workers.stage.cuda.prefix import Partials
 from workers.stage.cuda.softmax import attend, merged
 
@@ -23,7 +24,8 @@ class ChunkAttention:
     def __init__(self, cache: PagedCache, heads: int, table: Tensor, processors: int) -> None:
         """table: [slots, pages of a sequence] int32; processors: of the GPU."""
         self.cache, self.heads, self.table = cache, heads, table
-        self._programs = 2 * processors
+        self._wide = cache.shape.head_dim > 64
+        self._programs = (4 if self._wide else 3) * processors
 
     def run(self, layer: int, q: Tensor, inputs: Inputs, partials: Partials | None, out: Tensor) -> None:
         """Attend with the chunks' tokens of q: [tokens, heads, head_dim], and write theirs of `out`, of its shape.
@@ -52,14 +54,15 @@ class ChunkAttention:
             DIM=shape.head_dim,
             PAGE=shape.page_size,
             PREFIX=partials is not None,
+            DECODE_TILES=DECODE_TILES,
             PREFIX_TILES=PREFIX_TILES,
             CHUNK_TILES=CHUNK_TILES,
             HEADER=HEADER,
             FIELDS=TILE_FIELDS,
-            QUERIES=TILE_QUERIES,
+            QUERIES=CHUNK_QUERIES,
             BLOCK=BLOCK,
-            num_warps=8 if shape.head_dim > 64 else 4,
-            num_stages=2,
+            num_warps=4,
+            num_stages=3 if self._wide else 2,
         )
 
 
@@ -83,6 +86,7 @@ def _chunks(
     DIM: tl.constexpr,
     PAGE: tl.constexpr,
     PREFIX: tl.constexpr,
+    DECODE_TILES: tl.constexpr,
     PREFIX_TILES: tl.constexpr,
     CHUNK_TILES: tl.constexpr,
     HEADER: tl.constexpr,
@@ -93,13 +97,14 @@ def _chunks(
     GROUP: tl.constexpr = HEADS // KV_HEADS
     dims, lane = tl.arange(0, DIM), tl.arange(0, QUERIES)
     factor = scale * 1.4426950408889634
-    tiles = header + HEADER + tl.load(header + PREFIX_TILES) * FIELDS
+    before = tl.load(header + DECODE_TILES) + tl.load(header + PREFIX_TILES)
+    tiles = header + HEADER + before * FIELDS
     for item in range(tl.program_id(0), tl.load(header + CHUNK_TILES) * KV_HEADS, tl.num_programs(0)):
         kv_head = item % KV_HEADS
         tile = tiles + item // KV_HEADS * FIELDS
         pages = table + tl.load(tile).to(tl.int64) * table_stride
         first, count = tl.load(tile + 1), tl.load(tile + 2)
-        position, low = tl.load(tile + 3), tl.load(tile + 4)
+        position, low = tl.load(tile + 3), tl.load(tile + 4) * PAGE
         real = lane < count * GROUP
         at = ((first + lane // GROUP).to(tl.int64) * HEADS + kv_head * GROUP + lane % GROUP) * DIM
         query = tl.load(q + at[:, None] + dims[None, :], mask=real[:, None], other=0.0)

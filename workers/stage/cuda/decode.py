@@ -1,8 +1,8 @@
 """Attention of rows with one query each, straight from the page table on the GPU: nothing to plan or index.
 
-A program takes one row and one KV head with all its query heads, and walks over the row's keys. Few rows are
-split over their keys, so that all multiprocessors work; a second kernel merges. A shared prefix is merged for
-nothing: what `prefix` found of it is where the softmax begins.
+A program takes one tile and one KV head with all its query heads, and walks over the tile's keys. A row whose keys
+are cut in pieces, so that all multiprocessors work, is merged by the program that finishes its last piece. A shared
+prefix is merged for nothing: what `prefix` found of it is where the softmax begins.
 """
 
 from __future__ import annotations
@@ -12,68 +12,75 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from workers.stage.cuda.arrange import MOST_PIECES, TILE_FIELDS, extra_tiles
 from workers.stage.cuda.cache import PagedCache
-from workers.stage.cuda.inputs import ROWS, Inputs
+from workers.stage.cuda.inputs import DECODE_TILES, HEADER, Inputs
 from workers.stage.cuda.prefix import Partials
 from workers.stage.cuda.softmax import attend, merged
 
-BLOCK = 128
-"""Keys of one turn of the loop."""
-MOST_SPLITS = 32
-PROGRAMS_PER_PROCESSOR = 4
-"""Programs that keep a multiprocessor busy: fewer rows than that are split."""
+BLOCK = 64
+"""Keys of one turn of the loop. Many rows hide each other's waiting for memory; ..."""
+FEW_NUMBERS = 8192
+"""... where few wait, each asks for so many numbers of its keys in a turn."""
 
 
 class DecodeAttention:
     def __init__(self, cache: PagedCache, heads: int, table: Tensor, processors: int) -> None:
         """table: [slots, pages of a sequence] int32; processors: of the GPU."""
         self.cache, self.heads, self.table = cache, heads, table
-        self._wanted = processors * PROGRAMS_PER_PROCESSOR
+        shape, device = cache.shape, table.device
+        self._extra = extra_tiles(processors, shape.kv_heads)
+        pieces = 2 * self._extra
+        self._pieces = Partials(
+            torch.empty(pieces, heads, shape.head_dim, dtype=torch.float32, device=device),
+            torch.empty(pieces, heads, dtype=torch.float32, device=device),
+        )
+        self._finished = torch.zeros(pieces, shape.kv_heads, dtype=torch.int32, device=device)
+        """Pieces of a row that are done, at its first piece: all 0 between two launches."""
 
-    def splits(self, rows: int) -> int:
-        return min(MOST_SPLITS, -(-self._wanted // (rows * self.cache.shape.kv_heads)))
-
-    def run(self, layer: int, q: Tensor, rows: int, inputs: Inputs, partials: Partials | None, out: Tensor) -> None:
+    def run(
+        self, layer: int, q: Tensor, rows: int, few: bool, inputs: Inputs, partials: Partials | None, out: Tensor
+    ) -> None:
         """Attend with the first tokens of q: [tokens, heads, head_dim], and write theirs of `out`, of its shape.
 
-        rows: most there may be; how many there are is in the inputs' header. partials: of shared prefixes,
-        where there are any.
+        rows: most there may be; how many tiles they make is in the inputs' header. few: whether they are likely
+        to be too few to fill the GPU. partials: of shared prefixes, where there are any.
         """
-        shape, splits = self.cache.shape, self.splits(rows)
+        shape = self.cache.shape
         keys, values = self.cache.layer(layer)
         found = partials or Partials(q, q)
-        pieces, pieces_lse = out, out
-        if splits > 1:
-            pieces = torch.empty(rows, splits, self.heads, shape.head_dim, dtype=torch.float32, device=q.device)
-            pieces_lse = torch.empty(rows, splits, self.heads, dtype=torch.float32, device=q.device)
         group = self.heads // shape.kv_heads
-        sizes = {"HEADS": self.heads, "DIM": shape.head_dim, "PREFIX": partials is not None, "ROWS": ROWS}
-        prefix = (inputs.header, inputs.prefix_first, inputs.prefix_count, found.out, found.lse)
-        _decode[(rows, shape.kv_heads, splits)](
+        _decode[(rows + self._extra, shape.kv_heads)](
             q,
             keys,
             values,
             self.table,
-            inputs.slots,
-            inputs.positions,
-            inputs.shared,
-            *prefix,
-            pieces,
-            pieces_lse,
+            inputs.header,
+            inputs.prefix_first,
+            inputs.prefix_count,
+            found.out,
+            found.lse,
+            self._pieces.out,
+            self._pieces.lse,
+            self._finished,
+            out,
             self.table.stride(0),
             keys.stride(0),
             shape.head_dim**-0.5,
-            **sizes,
+            HEADS=self.heads,
+            DIM=shape.head_dim,
+            PREFIX=partials is not None,
+            DECODE_TILES=DECODE_TILES,
+            HEADER=HEADER,
+            FIELDS=TILE_FIELDS,
             GROUP=group,
             GROUP_PAD=max(16, triton.next_power_of_2(group)),
+            PIECES=MOST_PIECES,
             PAGE=shape.page_size,
-            BLOCK=BLOCK,
-            SPLIT=splits > 1,
+            BLOCK=FEW_NUMBERS // shape.head_dim if few else BLOCK,
             num_warps=4,
             num_stages=3,
         )
-        if splits > 1:
-            _combine[(rows, self.heads)](pieces, pieces_lse, *prefix, out, splits, **sizes, num_warps=1)
 
 
 @triton.jit
@@ -82,39 +89,37 @@ def _decode(
     keys: tl.tensor,
     values: tl.tensor,
     table: tl.tensor,
-    slots: tl.tensor,
-    positions: tl.tensor,
-    shared: tl.tensor,
     header: tl.tensor,
     prefix_first: tl.tensor,
     prefix_count: tl.tensor,
     prefix_out: tl.tensor,
     prefix_lse: tl.tensor,
+    pieces_out: tl.tensor,
+    pieces_lse: tl.tensor,
+    finished: tl.tensor,
     out: tl.tensor,
-    lse_out: tl.tensor,
     table_stride: tl.tensor,
     page_stride: tl.tensor,
     scale: tl.tensor,
     HEADS: tl.constexpr,
     DIM: tl.constexpr,
     PREFIX: tl.constexpr,
-    ROWS: tl.constexpr,
+    DECODE_TILES: tl.constexpr,
+    HEADER: tl.constexpr,
+    FIELDS: tl.constexpr,
     GROUP: tl.constexpr,
     GROUP_PAD: tl.constexpr,
+    PIECES: tl.constexpr,
     PAGE: tl.constexpr,
     BLOCK: tl.constexpr,
-    SPLIT: tl.constexpr,
 ) -> None:
-    row, kv_head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    if row >= tl.load(header + ROWS):
+    number, kv_head = tl.program_id(0), tl.program_id(1)
+    if number >= tl.load(header + DECODE_TILES):
         return
-    low, high = 0, tl.load(positions + row) + 1
-    if PREFIX:
-        low = tl.load(shared + row)
-    if SPLIT:
-        share = tl.cdiv(tl.cdiv(high - low, tl.num_programs(2)), BLOCK) * BLOCK
-        low += tl.program_id(2) * share
-        high = tl.minimum(high, low + share)
+    tile = header + HEADER + number * FIELDS
+    row, slot = tl.load(tile).to(tl.int64), tl.load(tile + 1).to(tl.int64)
+    low, high = tl.load(tile + 2) * PAGE, tl.load(tile + 3)
+    count, which, first_piece = tl.load(tile + 4), tl.load(tile + 5), tl.load(tile + 6)
     group, dims = tl.arange(0, GROUP_PAD), tl.arange(0, DIM)
     real = group < GROUP
     at = (kv_head * GROUP + group)[:, None] * DIM + dims[None, :]
@@ -122,13 +127,14 @@ def _decode(
     most = tl.full((GROUP_PAD,), -1e30, tl.float32)
     total = tl.zeros((GROUP_PAD,), tl.float32)
     acc = tl.zeros((GROUP_PAD, DIM), tl.float32)
-    if PREFIX and not SPLIT:
+    if PREFIX:
+        # A row in pieces takes its prefix in when they are merged.
         first = tl.load(prefix_first + row).to(tl.int64)
-        for part in range(tl.load(prefix_count + row)):
+        for part in range(tl.where(count == 1, tl.load(prefix_count + row), 0)):
             found = tl.load(prefix_out + (first + part) * HEADS * DIM + at, mask=real[:, None], other=0.0)
             lse = tl.load(prefix_lse + (first + part) * HEADS + kv_head * GROUP + group, mask=real, other=0.0)
             acc, total, most = merged(acc, total, most, found, lse)
-    pages = table + tl.load(slots + row).to(tl.int64) * table_stride
+    pages = table + slot * table_stride
     factor = scale * 1.4426950408889634
     last = tl.full((GROUP_PAD,), 0, tl.int32) + high - 1
     acc, total, most = attend(
@@ -150,49 +156,71 @@ def _decode(
         BLOCK,
         True,
     )
-    if SPLIT:
-        piece = row * tl.num_programs(2) + tl.program_id(2)
-        safe = tl.where(total > 0, total, 1.0)
-        tl.store(out + piece * HEADS * DIM + at, acc / safe[:, None], mask=real[:, None])
-        lse = tl.where(total > 0, most + tl.log2(safe), float("-inf"))
-        tl.store(lse_out + piece * HEADS + kv_head * GROUP + group, lse, mask=real)
+    result = acc / total[:, None]
+    if count == 1:
+        tl.store(out + row * HEADS * DIM + at, result.to(out.dtype.element_ty), mask=real[:, None])
     else:
-        tl.store(out + row * HEADS * DIM + at, (acc / total[:, None]).to(out.dtype.element_ty), mask=real[:, None])
+        piece = first_piece + which
+        tl.store(pieces_out + piece * HEADS * DIM + at, result, mask=real[:, None])
+        tl.store(pieces_lse + piece * HEADS + kv_head * GROUP + group, most + tl.log2(total), mask=real)
+        # All threads have stored before one of them says so.
+        tl.debug_barrier()
+        counter = finished + first_piece * (HEADS // GROUP) + kv_head
+        if tl.atomic_add(counter, 1, sem="acq_rel") == count - 1:
+            tl.store(counter, 0)
+            for head in range(kv_head * GROUP, kv_head * GROUP + GROUP):
+                _merge(
+                    pieces_out,
+                    pieces_lse,
+                    first_piece,
+                    count,
+                    prefix_first + row,
+                    prefix_count + row,
+                    prefix_out,
+                    prefix_lse,
+                    out + (row * HEADS + head) * DIM,
+                    head,
+                    HEADS,
+                    DIM,
+                    PREFIX,
+                    PIECES,
+                )
 
 
 @triton.jit
-def _combine(
-    pieces: tl.tensor,
+def _merge(
+    pieces_out: tl.tensor,
     pieces_lse: tl.tensor,
-    header: tl.tensor,
+    first_piece: tl.tensor,
+    count: tl.tensor,
     prefix_first: tl.tensor,
     prefix_count: tl.tensor,
     prefix_out: tl.tensor,
     prefix_lse: tl.tensor,
     out: tl.tensor,
-    splits: tl.tensor,
+    head: tl.tensor,
     HEADS: tl.constexpr,
     DIM: tl.constexpr,
     PREFIX: tl.constexpr,
-    ROWS: tl.constexpr,
+    PIECES: tl.constexpr,
 ) -> None:
-    """Merge a row's splits, and its shared prefix where it has one, for one head."""
-    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    if row >= tl.load(header + ROWS):
-        return
-    one, dims = tl.arange(0, 1), tl.arange(0, DIM)
-    most = tl.full((1,), -1e30, tl.float32)
-    total = tl.zeros((1,), tl.float32)
-    acc = tl.zeros((1, DIM), tl.float32)
-    for split in range(splits):
-        at = (row * splits + split) * HEADS + head
-        part = tl.load(pieces + at * DIM + dims)[None, :]
-        acc, total, most = merged(acc, total, most, part, tl.load(pieces_lse + at + one))
+    """Merge the pieces of a row, which other programs wrote, and its shared prefix, if it has one, for one head."""
+    dims, which = tl.arange(0, DIM), tl.arange(0, PIECES)
+    places = (first_piece + which) * HEADS + head
+    held = which < count
+    lse = tl.load(pieces_lse + places, mask=held, other=float("-inf"), cache_modifier=".cg")
+    parts = tl.load(
+        pieces_out + places[:, None] * DIM + dims[None, :], mask=held[:, None], other=0.0, cache_modifier=".cg"
+    )
+    one = tl.zeros((1,), tl.float32)
+    most = one + tl.max(lse, axis=0)
+    weights = tl.exp2(lse - tl.max(lse, axis=0))
+    total = one + tl.sum(weights, axis=0)
+    acc = tl.sum(parts * weights[:, None], axis=0)[None, :]
     if PREFIX:
-        first = tl.load(prefix_first + row).to(tl.int64)
-        for split in range(tl.load(prefix_count + row)):
-            at = (first + split) * HEADS + head
-            part = tl.load(prefix_out + at * DIM + dims)[None, :]
-            acc, total, most = merged(acc, total, most, part, tl.load(prefix_lse + at + one))
-    result = tl.sum(acc / total[:, None], axis=0)
-    tl.store(out + (row * HEADS + head) * DIM + dims, result.to(out.dtype.element_ty))
+        first = tl.load(prefix_first).to(tl.int64)
+        for split in range(tl.load(prefix_count)):
+            place = (first + split) * HEADS + head
+            found = tl.load(prefix_out + place * DIM + dims)[None, :]
+            acc, total, most = merged(acc, total, most, found, one + tl.load(prefix_lse + place))
+    tl.store(out + dims, tl.sum(acc / total[:, None], axis=0).to(out.dtype.element_ty))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import flashinfer
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -11,23 +10,35 @@ from toka.model import ModelConfig
 from workers.stage.cuda.cache import PagedCache
 from workers.stage.cuda.chunks import ChunkAttention
 from workers.stage.cuda.decode import DecodeAttention
+from workers.stage.cuda.fused import Fused
 from workers.stage.cuda.inputs import Inputs
 from workers.stage.cuda.prefix import PrefixAttention
 from workers.stage.cuda.rope import Rope
 from workers.stage.weights import Weights
+
+FEW_ROWS = 128
+"""Rows of one token that leave room for more on a GPU. Beside chunks there are seldom more."""
 
 
 class CudaDecoder:
     """Hidden states of a step's tokens. Launches kernels and waits for none."""
 
     def __init__(
-        self, config: ModelConfig, weights: Weights, cache: PagedCache, table: Tensor, last: Tensor, parts: int
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        fused: Fused,
+        cache: PagedCache,
+        table: Tensor,
+        last: Tensor,
+        parts: int,
     ) -> None:
         """table: [slots, pages of a sequence] int32; last: [slots] int64, the id last sampled in each;
         parts: most parts of shared prefixes in one step."""
         processors = torch.cuda.get_device_properties(table.device).multi_processor_count
         heads = config.num_heads
         self.weights = weights
+        self.fused = fused
         self.last = last
         self.rope = Rope(config, cache, table, table.shape[1] * cache.shape.page_size)
         self.decode = DecodeAttention(cache, heads, table, processors)
@@ -40,22 +51,21 @@ class CudaDecoder:
         ids = torch.where(inputs.tokens < 0, self.last.index_select(0, inputs.slots), inputs.tokens)
         residual = functional.embedding(ids, self.weights.embedding)
         layers = self.weights.layers
-        first = layers[0].attention_norm
-        x: Tensor = flashinfer.rmsnorm(residual, first.weight, first.eps)
+        x = self.fused.norm(residual, layers[0].attention_norm)
         following = [layer.attention_norm for layer in layers[1:]] + [self.weights.norm]
         for number, (layer, norm) in enumerate(zip(layers, following)):
             q = self.rope.store(number, layer.qkv(x), layer.qk_norm, inputs.slots, inputs.positions)
             x = layer.output(self._attend(number, q, inputs, rows, grouped, chunked).flatten(1))
-            flashinfer.fused_add_rmsnorm(x, residual, layer.mlp_norm.weight, layer.mlp_norm.eps)
-            x = layer.down(flashinfer.silu_and_mul(layer.gate_up(x)))
-            flashinfer.fused_add_rmsnorm(x, residual, norm.weight, norm.eps)
+            x, residual = self.fused.add_norm(x, residual, layer.mlp_norm)
+            x = layer.down(self.fused.silu_and_mul(layer.gate_up(x)))
+            x, residual = self.fused.add_norm(x, residual, norm)
         return x
 
     def _attend(self, layer: int, q: Tensor, inputs: Inputs, rows: int, grouped: bool, chunked: bool) -> Tensor:
         out = torch.empty_like(q)
         partials = self.prefix.run(layer, q, inputs) if grouped else None
         if rows:
-            self.decode.run(layer, q, rows, inputs, partials, out)
+            self.decode.run(layer, q, rows, chunked or rows <= FEW_ROWS, inputs, partials, out)
         if chunked:
             self.chunks.run(layer, q, inputs, partials, out)
         return out

@@ -7,6 +7,8 @@ that at most what the bits of the number's float say.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 import triton
@@ -27,6 +29,16 @@ BLOCK = 1024
 PROGRAMS = 2048
 """Programs that keep a GPU busy: where there are fewer rows, they share a row's vocabulary."""
 MOST_SPLITS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The best of each of a row's splits, both [rows, splits]."""
+
+    scores: Tensor
+    """float32: with noise, and divided by the temperature."""
+    ids: Tensor
+    """int32."""
 
 
 class Draw:
@@ -60,12 +72,17 @@ class Draw:
             self._draw(self.head(hidden[part]), slots[part], outputs[part], tokens[part])
 
     def _draw(self, logits: Tensor, slots: Tensor, outputs: Tensor, tokens: Tensor) -> None:
-        rows = len(logits)
-        groups = triton.cdiv(rows, ROWS)
+        groups = triton.cdiv(len(logits), ROWS)
         splits = min(MOST_SPLITS, 1 << max(0, (PROGRAMS // groups).bit_length() - 1))
+        best = self.best(logits, slots, outputs, splits)
+        _pick[(len(logits),)](best.scores, best.ids, slots, tokens, self.last, SPLITS=splits, num_warps=1)
+
+    def best(self, logits: Tensor, slots: Tensor, outputs: Tensor, splits: int, least: Tensor | None = None) -> Best:
+        """The best ids to draw as output outputs[i] of slots[i] from logits[i]; not those below least[i]: [rows]."""
+        rows = len(logits)
         best = torch.empty(rows, splits, dtype=torch.float32, device=logits.device)
         ids = torch.empty(rows, splits, dtype=torch.int32, device=logits.device)
-        _draw[(groups, splits)](
+        _draw[(triton.cdiv(rows, ROWS), splits)](
             logits,
             self.temperatures,
             self.seeds,
@@ -74,6 +91,7 @@ class Draw:
             self._words[1],
             slots,
             outputs,
+            logits if least is None else least,
             best,
             ids,
             rows,
@@ -81,9 +99,10 @@ class Draw:
             ROWS=ROWS,
             BLOCK=BLOCK,
             SPLITS=splits,
+            FILTER=least is not None,
             num_warps=4,
         )
-        _pick[(rows,)](best, ids, slots, tokens, self.last, SPLITS=splits, num_warps=1)
+        return Best(best, ids)
 
 
 @triton.jit
@@ -115,6 +134,7 @@ def _draw(
     second_words: tl.tensor,
     slots: tl.tensor,
     outputs: tl.tensor,
+    least: tl.tensor,
     best_out: tl.tensor,
     ids_out: tl.tensor,
     count: tl.tensor,
@@ -122,6 +142,7 @@ def _draw(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     SPLITS: tl.constexpr,
+    FILTER: tl.constexpr,
 ) -> None:
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     real = row < count
@@ -141,10 +162,14 @@ def _draw(
     best_id = tl.zeros((ROWS,), tl.int32)
     base = logits + row.to(tl.int64)[:, None] * VOCABULARY
     low = tl.program_id(1) * share
+    if FILTER:
+        floor = tl.load(least + row, mask=real, other=0.0)
     for start in range(low, tl.minimum(low + share, VOCABULARY), BLOCK):
         ids = start + tl.arange(0, BLOCK)
         inside = ids < VOCABULARY
         x = tl.load(base + ids[None, :], mask=real[:, None] & inside[None, :], other=float("-inf"))
+        if FILTER:
+            x = tl.where(x >= floor[:, None], x, float("-inf"))
         scores = x.to(tl.float32) * inverse[:, None]
         word, second_word = tl.load(words + ids, mask=inside), tl.load(second_words + ids, mask=inside)
         bits = (word[None, :] ^ first_key[:, None]) * (second_word[None, :] ^ second_key[:, None])

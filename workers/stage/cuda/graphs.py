@@ -1,16 +1,17 @@
 """Runs steps, as CUDA graphs once these are captured: one of the decoder for each number of tokens and kind of
-step, one of drawing for each number of samples."""
+step, one of drawing for each number of samples, one of special draws for each size and width of a portion."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
 from workers.stage.cuda.decoder import CudaDecoder
 from workers.stage.cuda.draw import Draw
 from workers.stage.cuda.inputs import InputBuffer
+from workers.stage.cuda.special import WIDTHS, Special
 
 FINE = 1024
 """From so many tokens on, steps are filled up by a sixteenth at most, below by an eighth."""
@@ -31,14 +32,17 @@ class Steps:
     All graphs share one pool of memory: they run one after another, and keep nothing there.
     """
 
-    def __init__(self, decoder: CudaDecoder, draw: Draw, buffer: InputBuffer, tokens: int, samples: int) -> None:
+    def __init__(
+        self, decoder: CudaDecoder, draw: Draw, special: Special, buffer: InputBuffer, tokens: int, samples: int
+    ) -> None:
         """tokens, samples: most of a step."""
-        self._decoder, self._draw, self._buffer = decoder, draw, buffer
+        self._decoder, self._draw, self._special, self._buffer = decoder, draw, special, buffer
         table = decoder.weights.embedding
         self.hidden = torch.zeros(tokens, table.shape[1], dtype=table.dtype, device=table.device)
         self.tokens = torch.zeros(samples, dtype=torch.int32, device=table.device)
         self._token_sizes, self._sample_sizes = sizes_up_to(tokens), sizes_up_to(samples)
         self._captured: dict[tuple[object, ...], torch.cuda.CUDAGraph] = {}
+        self._pool = torch.cuda.graph_pool_handle()
 
     def token_size(self, tokens: int) -> int:
         """What a step of `tokens` tokens is filled up to."""
@@ -49,19 +53,22 @@ class Steps:
 
     def forward(self, size: int, grouped: bool, chunked: bool) -> None:
         """Fill `hidden` from the inputs in the buffer."""
-        graph = self._captured.get((size, grouped, chunked))
-        if graph is not None:
-            graph.replay()
-        else:
-            self._forward(size, grouped, chunked)
+        self._run(self._forward, size, grouped, chunked)
 
     def draw(self, size: int) -> None:
         """Fill `tokens` from `hidden` and the samples in the buffer."""
-        graph = self._captured.get((size,))
+        self._run(self._drawn, size)
+
+    def special(self, size: int, width: int) -> None:
+        """Fill the results of `Special` from `hidden` and its portion, of `size` rows."""
+        self._run(self._specially, size, width)
+
+    def _run(self, run: Callable[..., None], *key: int) -> None:
+        graph = self._captured.get((run.__name__, *key))
         if graph is not None:
             graph.replay()
         else:
-            self._drawn(size)
+            run(*key)
 
     def _forward(self, size: int, grouped: bool, chunked: bool) -> None:
         rows = min(size, len(self.tokens))
@@ -72,28 +79,42 @@ class Steps:
         hidden = self.hidden.index_select(0, samples.tokens)
         self._draw.draw(hidden, samples.slots, samples.outputs, self.tokens[:size])
 
-    def capture(self, progress: Callable[[float], None] = lambda fraction: None) -> None:
-        """Capture every graph, the largest first, so that the others find room in its memory.
+    def _specially(self, size: int, width: int) -> None:
+        self._special.run(self.hidden, size, width)
+
+    @property
+    def sizes(self) -> list[int]:
+        """What graphs are captured for, the largest first, so that the others find room in its memory."""
+        return sorted({*self._token_sizes, *self._sample_sizes}, reverse=True)
+
+    def capture(self, sizes: Sequence[int], progress: Callable[[float], None] = lambda fraction: None) -> None:
+        """Capture the graphs for some of `sizes`, and those of special draws, where they are not captured yet.
 
         Runs steps of blank inputs: page 0 must not be in use yet.
         """
         self._buffer.clear()
-        pool = torch.cuda.graph_pool_handle()
-        sizes = sorted({*self._token_sizes, *self._sample_sizes}, reverse=True)
+        self._special.clear()
+        pool = self._pool
         for done, size in enumerate(sizes):
             for grouped in (False, True):
                 for chunked in (False, True):
                     if chunked or size in self._sample_sizes:
-                        self._capture(pool, (size, grouped, chunked), self._forward)
+                        self._capture(pool, self._forward, size, grouped, chunked)
             if size in self._sample_sizes:
-                self._capture(pool, (size,), self._drawn)
-            progress((done + 1) / len(sizes))
+                self._capture(pool, self._drawn, size)
+            progress((done + 1) / (len(sizes) + 1))
+        for size in reversed(self._special.sizes):
+            for width in WIDTHS:
+                self._capture(pool, self._specially, size, width)
+        progress(1.0)
 
-    def _capture(self, pool: torch.cuda._POOL_HANDLE, key: tuple[int, ...], run: Callable[..., None]) -> None:
+    def _capture(self, pool: torch.cuda._POOL_HANDLE, run: Callable[..., None], *key: int) -> None:
+        if (run.__name__, *key) in self._captured:
+            return
         # Once before, for what is compiled, loaded or allocated at a first run.
         run(*key)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool):
             run(*key)
-        self._captured[key] = graph
+        self._captured[run.__name__, *key] = graph

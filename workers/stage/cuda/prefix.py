@@ -13,8 +13,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from workers.stage.cuda.arrange import PREFIX_QUERIES, PROGRAMS, TILE_FIELDS
 from workers.stage.cuda.cache import PagedCache
-from workers.stage.cuda.inputs import HEADER, PREFIX_TILES, TILE_FIELDS, TILE_QUERIES, Inputs
+from workers.stage.cuda.inputs import DECODE_TILES, HEADER, PREFIX_TILES, Inputs
 from workers.stage.cuda.softmax import attend
 
 BLOCK = 64
@@ -35,7 +36,7 @@ class PrefixAttention:
     def __init__(self, cache: PagedCache, heads: int, table: Tensor, processors: int, parts: int) -> None:
         """table: [slots, pages of a sequence] int32; processors: of the GPU; parts: most of one step."""
         self.cache, self.heads, self.table = cache, heads, table
-        self._programs = 2 * processors
+        self._programs = PROGRAMS * processors
         out = torch.empty(parts, heads, cache.shape.head_dim, dtype=torch.float32, device=table.device)
         self._partials = Partials(out, torch.empty(parts, heads, dtype=torch.float32, device=table.device))
 
@@ -60,13 +61,14 @@ class PrefixAttention:
             KV_HEADS=shape.kv_heads,
             DIM=shape.head_dim,
             PAGE=shape.page_size,
+            DECODE_TILES=DECODE_TILES,
             PREFIX_TILES=PREFIX_TILES,
             HEADER=HEADER,
             FIELDS=TILE_FIELDS,
-            QUERIES=TILE_QUERIES,
+            QUERIES=PREFIX_QUERIES,
             BLOCK=BLOCK,
             num_warps=4,
-            num_stages=3,
+            num_stages=2,
         )
         return self._partials
 
@@ -89,6 +91,7 @@ def _prefix(
     KV_HEADS: tl.constexpr,
     DIM: tl.constexpr,
     PAGE: tl.constexpr,
+    DECODE_TILES: tl.constexpr,
     PREFIX_TILES: tl.constexpr,
     HEADER: tl.constexpr,
     FIELDS: tl.constexpr,
@@ -98,9 +101,10 @@ def _prefix(
     GROUP: tl.constexpr = HEADS // KV_HEADS
     dims, lane = tl.arange(0, DIM), tl.arange(0, QUERIES)
     factor = scale * 1.4426950408889634
+    tiles = header + HEADER + tl.load(header + DECODE_TILES) * FIELDS
     for item in range(tl.program_id(0), tl.load(header + PREFIX_TILES) * KV_HEADS, tl.num_programs(0)):
         kv_head = item % KV_HEADS
-        tile = header + HEADER + item // KV_HEADS * FIELDS
+        tile = tiles + item // KV_HEADS * FIELDS
         pages = table + tl.load(tile).to(tl.int64) * table_stride
         low, high = tl.load(tile + 1) * PAGE, tl.load(tile + 2) * PAGE
         first_member, count, split = tl.load(tile + 3), tl.load(tile + 4), tl.load(tile + 5)
