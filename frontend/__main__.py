@@ -1,6 +1,8 @@
-"""`toka-frontend`: HTTP in front of a broker."""
+"""`toka-frontend`: HTTP in front of a broker. One of several that share a port has its number in TOKA_FRONTEND."""
 
 from __future__ import annotations
+
+import os
 
 import uvloop
 
@@ -10,10 +12,11 @@ from toka.process import begin, command_line, fail, raise_file_limit
 
 def main() -> None:
     config = command_line("toka-frontend", "HTTP in front of a broker", "frontend")
-    begin("frontend", "toka: frontend", config)
+    number = os.environ.get("TOKA_FRONTEND", "")
+    begin("frontend", f"toka: frontend {number}".strip(), config)
     raise_file_limit()
     try:
-        uvloop.run(serve(config))
+        uvloop.run(serve(config, int(number or 0)))
     except ValueError as error:
         fail(str(error))
 

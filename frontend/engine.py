@@ -46,6 +46,10 @@ QUIET_SECONDS = 5.0
 """A request that heard nothing for so long is asked for again, in case an answer was lost; then for twice ..."""
 QUIET_MOST_SECONDS = 60.0
 """... as long each time, up to this."""
+QUIET_WHOLE_SECONDS = 20.0
+"""In place of QUIET_SECONDS for one that was accepted and whose tokens come many together: it is silent in between."""
+ASKED_AT_ONCE = 1024
+"""Requests asked for at one time: thousands that wait in a queue are silent, too."""
 RESETTLED_SECONDS = 4.0
 """The same after the broker was restarted: by then it knows again which replica holds what."""
 GAP_SECONDS = 2.0
@@ -63,6 +67,8 @@ class Engine:
         socket = open_socket(context, zmq.DEALER, self.identity)
         socket.connect(broker)
         self.state: State | None = None
+        self.met = asyncio.Event()
+        """Whether a broker has ever answered."""
         self.card: ModelCard | None = None
         """Of the replicas there are, or were last."""
         self._port = Port(socket)
@@ -139,8 +145,8 @@ class Engine:
                     self._row(row)
             case Accepted():
                 for generation, shard in self._shards([message.request], [message.first_sample]):
-                    self._hear(generation)
                     generation.call.accept(shard)
+                    self._hear(generation)
             case State():
                 self._state(message)
             case Refused():
@@ -168,6 +174,7 @@ class Engine:
 
     def _state(self, state: State) -> None:
         known, self.state, self._state_at = self.state, state, self._now()
+        self.met.set()
         self.card = state.card or self.card
         if known is not None and known.incarnation != state.incarnation:
             log.info("the broker was restarted", extra={"requests": len(self)})
@@ -278,9 +285,8 @@ class Engine:
         now = self._now()
         if now - self._state_at > BROKER_SILENT_SECONDS:
             return
-        for generation in list(self._generations.values()):
-            if now - generation.heard < generation.quiet:
-                continue
+        quiet = [each for each in self._generations.values() if now - each.heard >= each.quiet]
+        for generation in quiet[:ASKED_AT_ONCE]:
             self._hear(generation, min(2 * generation.quiet, QUIET_MOST_SECONDS))
             for shard in generation.shards:
                 if not shard.accepted:
@@ -288,8 +294,11 @@ class Engine:
                 for sample in shard.unfinished:
                     self._resume(generation, sample)
 
-    def _hear(self, generation: Generation, quiet: float = QUIET_SECONDS) -> None:
-        generation.heard, generation.quiet = self._now(), quiet
+    def _hear(self, generation: Generation, quiet: float = 0.0) -> None:
+        """Something came for it; 0: be quiet for as long as such a request may be."""
+        whole = generation.delivery > 1 and not generation.call.pending
+        generation.heard = self._now()
+        generation.quiet = quiet or (QUIET_WHOLE_SECONDS if whole else QUIET_SECONDS)
 
     @staticmethod
     def _now() -> float:

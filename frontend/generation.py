@@ -16,6 +16,9 @@ from toka.messages import REQUEST_ID_BYTES, Finish, SamplingParams, Submit, Work
 
 SHARD_SAMPLES = 64
 """Samples of a request that go to one replica together."""
+WHOLE_DELIVERY = 64
+"""Tokens of a sample that are asked for together where nobody looks at each. Handling a row takes this process as
+long as many tokens; and what a lost replica had not sent has to be computed again."""
 
 
 @dataclass(slots=True, eq=False)
@@ -39,6 +42,8 @@ class Generation:
     params: SamplingParams
     samples: Sequence[Sample]
     priority: int
+    delivery: int
+    """Tokens of a sample that come together."""
     call: Call
     id: bytes = field(default_factory=lambda: secrets.token_bytes(REQUEST_ID_BYTES))
     cached: int = 0
@@ -70,6 +75,7 @@ class Generation:
             params=self.params,
             samples=[sample.number for sample in samples],
             output_counts=[len(sample.ids) for sample in samples],
+            delivery=self.delivery,
             prompt=self.prompt,
             outputs=np.array([number for sample in samples for number in sample.ids], dtype=np.int32),
         )

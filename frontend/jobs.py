@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from frontend.errors import ApiError, wrong
-from frontend.generation import Call, Generation
+from frontend.generation import WHOLE_DELIVERY, Call, Generation
 from frontend.sample import Sample
 from frontend.schema import ChatMessage, ChatRequest, CompletionRequest, Sampling
 from toka.messages import ModelCard, SamplingParams
@@ -61,11 +61,20 @@ class Job:
 
     def call(self, vocabulary: Vocabulary) -> Call:
         call = Call(self.stream)
+        # A stop string is looked for in each token's text as it comes.
+        delivery = 1 if self.stream or self.stops else WHOLE_DELIVERY
         for place, (prompt, most) in enumerate(zip(self.prompts, self.max_tokens)):
             seed = secrets.randbits(SEED_BITS) if self.seed is None else self.seed
             samples = [self._sample(number, place * self.n + number, vocabulary) for number in range(self.n)]
             params = dataclasses.replace(self.params, max_tokens=most, seed=seed)
-            Generation(prompt=prompt, params=params, samples=samples, priority=self.priority, call=call)
+            Generation(
+                prompt=prompt,
+                params=params,
+                samples=samples,
+                priority=self.priority,
+                delivery=delivery,
+                call=call,
+            )
         return call
 
     def _sample(self, number: int, index: int, vocabulary: Vocabulary) -> Sample:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import signal
 
 import zmq
@@ -16,29 +15,36 @@ from frontend.engine import Engine
 from frontend.errors import ApiError
 from frontend.service import Service, load_model
 from toka.config import Config
-from toka.process import progress, ready
+from toka.listen import BACKLOG, Sockets, inherited, listen
+from toka.process import progress, ready, settle
 from toka.sockets import check_endpoint
 
 log = logging.getLogger(__name__)
 
-BACKLOG = 4096
-"""Connections that wait to be accepted: batch clients open thousands at once."""
+BROKER_SECONDS = 2.0
+"""To meet the broker before connections are accepted, and answered with 503 if need be."""
 LAST_WORDS_SECONDS = 2.0
 """After shutdown_timeout: for calls that were ended to tell their clients so."""
+CLOSE_SECONDS = 0.1
+"""After that, for the connections of clients that do not read; to aiohttp, 0 would be for ever."""
 
 
-async def serve(config: Config) -> None:
-    """Serve until SIGTERM or SIGINT, then let running requests finish. ValueError where it cannot start."""
+async def serve(config: Config, number: int = 0) -> None:
+    """Serve until SIGTERM or SIGINT, then let running requests finish. ValueError where it cannot start.
+
+    `number`: among the frontends that share a port.
+    """
     if not config.broker:
         raise ValueError("broker: the address of the broker is needed")
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    service = Service(config, Engine(context, check_endpoint(config.broker)))
+    service = Service(config, Engine(context, check_endpoint(config.broker)), number)
     engine = asyncio.create_task(service.engine.run())
-    runner = web.AppRunner(make_app(service), handler_cancellation=True, access_log=None, shutdown_timeout=0)
+    runner = web.AppRunner(
+        make_app(service), handler_cancellation=True, access_log=None, shutdown_timeout=CLOSE_SECONDS
+    )
     try:
         await runner.setup()
-        url = await _listen(runner, config)
-        stopped = asyncio.create_task(_run(service, url))
+        stopped = asyncio.create_task(_run(service, runner))
         await asyncio.wait({stopped, engine}, return_when=asyncio.FIRST_COMPLETED)
         for task in (engine, stopped):
             if task.done():
@@ -51,33 +57,46 @@ async def serve(config: Config) -> None:
         context.term()
 
 
-async def _listen(runner: web.AppRunner, config: Config) -> str:
-    """Open the HTTP port; the base URL."""
-    try:
-        await web.TCPSite(runner, config.host, config.port, backlog=BACKLOG).start()
-    except OSError as error:
-        raise ValueError(f"cannot listen on {config.host}:{config.port}: {_reason(error)}") from None
-    port = runner.addresses[0][1]
-    host = f"[{config.host}]" if ":" in config.host else config.host
-    return f"http://{host}:{port}"
-
-
-def _reason(error: OSError) -> str:
-    # uvloop puts the address before the reason, a second time.
-    return os.strerror(error.errno) if error.errno else str(error)
-
-
-async def _run(service: Service, url: str) -> None:
-    """Load the tokenizer, serve, and drain."""
+async def _run(service: Service, runner: web.AppRunner) -> None:
+    """Open the port, serve, and drain."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    progress("reading the tokenizer", 0.0)
-    service.model = await asyncio.to_thread(load_model, service.config)
-    ready(url)
+    ready(await _open(service, runner))
     await stop.wait()
     await _drain(service)
+
+
+async def _open(service: Service, runner: web.AppRunner) -> str:
+    """Load the tokenizer, and accept connections; the base URL.
+
+    Those to sockets of the launcher wait until they can be served, perhaps beside other frontends that can.
+    A port of its own is opened first: it may be taken.
+    """
+    config = service.config
+    if sockets := inherited():
+        await _load(service)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(BROKER_SECONDS):
+                await service.engine.met.wait()
+        return await _accept(runner, sockets, config.host)
+    url = await _accept(runner, listen(config.host, config.port)[0], config.host)
+    await _load(service)
+    return url
+
+
+async def _load(service: Service) -> None:
+    progress("reading the tokenizer", 0.0)
+    service.model = await asyncio.to_thread(load_model, service.config)
+    settle()
+
+
+async def _accept(runner: web.AppRunner, sockets: Sockets, host: str) -> str:
+    for each in sockets:
+        await web.SockSite(runner, each, backlog=BACKLOG).start()
+    port = sockets[0].getsockname()[1]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 async def _drain(service: Service) -> None:

@@ -47,8 +47,9 @@ def load_model(config: Config) -> Model:
 class Service:
     """The state of one frontend."""
 
-    def __init__(self, config: Config, engine: Engine) -> None:
+    def __init__(self, config: Config, engine: Engine, number: int) -> None:
         self.config = config
+        self.number = number
         self.engine = engine
         self.bodies = Bodies(config.max_body_bytes, config.body_bytes)
         self.started = int(time.time())

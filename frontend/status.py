@@ -29,6 +29,7 @@ class StatusRoutes:
         return _json(
             {
                 "status": "ok",
+                "frontend": self._service.number,
                 "replicas": state.replicas,
                 "queued": state.queued,
                 "running": pong.running,
@@ -41,7 +42,7 @@ class StatusRoutes:
     async def ready(self, request: web.Request) -> web.Response:
         """200 if a new request would run; asks nobody."""
         reason = self._service.unavailable
-        return _unavailable(reason) if reason else _json({"status": "ok"})
+        return _unavailable(reason) if reason else _json({"status": "ok", "frontend": self._service.number})
 
     async def models(self, request: web.Request) -> web.Response:
         return _json({"object": "list", "data": [self._model(self._service.model.name)]})

@@ -16,6 +16,7 @@ from typing import Any
 
 from toka import config as settings
 from toka.display import Display
+from toka.listen import LISTEN_FDS, Sockets
 from toka.process import HOME, NOTIFY_FD, PARENT
 
 CHUNK_BYTES = 1 << 16
@@ -37,6 +38,14 @@ class Part:
     module: str
     args: list[str]
     env: dict[str, str] = field(default_factory=dict)
+    sockets: Sockets = field(default_factory=list)
+    """Listening sockets that it inherits. They are kept open here as long as it may be started again."""
+
+    def close(self) -> None:
+        """It is not started again: what waits in its sockets is its own, and nothing else may come in."""
+        for each in self.sockets:
+            each.close()
+        self.sockets.clear()
 
 
 def environment(extra: Mapping[str, str]) -> dict[str, str]:
@@ -62,15 +71,17 @@ class Child:
         self._ready: asyncio.Future[str] = loop.create_future()
         self._exited = asyncio.Event()
         (notes, notify), (lines, output) = os.pipe(), os.pipe()
+        listening = [each.fileno() for each in part.sockets]
+        given = {**part.env, NOTIFY_FD: str(notify), LISTEN_FDS: ",".join(map(str, listening))}
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", part.module, *part.args],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                pass_fds=(notify,),
+                pass_fds=(notify, *listening),
                 start_new_session=True,
-                env=environment({**part.env, NOTIFY_FD: str(notify)}),
+                env=environment(given),
             )
         finally:
             os.close(notify)

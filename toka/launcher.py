@@ -18,9 +18,11 @@ from toka.child import Part
 from toka.config import Config, arguments
 from toka.display import display
 from toka.folders import check_replica_name, run_folder
+from toka.listen import listen
 from toka.process import begin, command_line, fail
 from toka.sockets import check_endpoint, unlink, worker_endpoint
 from toka.supervisor import Supervisor, Unit
+from toka.trace import gathered
 
 EXAMPLE = {"messages": [{"role": "user", "content": "Tell me a joke."}], "max_tokens": 100, "stream": True}
 POLL_SECONDS = 0.02
@@ -28,37 +30,39 @@ POLL_SECONDS = 0.02
 log = logging.getLogger(__name__)
 
 
-def main() -> None:
+STAGE = "workers.stage"
+
+
+def main(stage: str = STAGE) -> None:
+    """`stage`: the module that runs as a replica's stages (measurements have one without a model)."""
     config = command_line("toka", "an LLM inference server, the whole of it on one machine")
     begin("toka", "toka: launcher", config)
     try:
-        with run_folder(config.run_dir) as folder:
-            status = asyncio.run(serve(config, folder))
+        with run_folder(config.run_dir) as folder, gathered(config.trace, folder):
+            status = asyncio.run(serve(config, folder, stage))
     except ValueError as error:
         fail(str(error))
     sys.exit(status)
 
 
-async def serve(config: Config, folder: Path) -> int:
+async def serve(config: Config, folder: Path, stage: str = STAGE) -> int:
     """Run the server with its socket files in `folder`; the exit status."""
     broker = check_endpoint(config.broker or f"ipc://{folder}/broker")
     config = dataclasses.replace(config, broker=broker, run_dir=str(folder))
     replica = check_replica_name(config.replica or "r0")
     sockets = folder / replica
     sockets.mkdir(mode=0o700, exist_ok=True)
-    frontend = Part("frontend", "frontend", arguments(config, "frontend"))
+    frontends = frontend_units(config)
     units = [
-        Unit("frontend", [frontend]),
-        replica_unit(config, replica, sockets),
+        *frontends,
+        replica_unit(config, replica, sockets, stage),
         Unit("broker", [Part("broker", "broker", arguments(config, "broker"))]),
     ]
     began = time.monotonic()
 
     async def on_ready(texts: Mapping[str, str]) -> None:
-        url = texts["frontend"]
-        # A frontend that is restarted has to be found where it was.
-        frontend.args.append(f"port={urlsplit(url).port}")
-        await until_serving(url)
+        url = texts[frontends[0].name]
+        await until_serving(url, len(frontends))
         log.info("ready", extra={"url": url, "seconds": time.monotonic() - began})
         # A pipe that is closed or a disk that is full; unbuffered, since Python fails if it cannot flush at its end.
         with contextlib.suppress(OSError):
@@ -82,38 +86,56 @@ def supervise(config: Config, units: Sequence[Unit]) -> Supervisor:
     )
 
 
-def replica_unit(config: Config, name: str, sockets: Path) -> Unit:
+def frontend_units(config: Config) -> list[Unit]:
+    """The frontends, each with sockets of its own on the one port; ValueError where that cannot be had."""
+    args = arguments(config, "frontend")
+    if config.frontends == 1:
+        return [Unit("frontend", [Part("frontend", "frontend", args, sockets=listen(config.host, config.port)[0])])]
+    return [
+        Unit("frontend", [Part(f"frontend {number}", "frontend", args, {"TOKA_FRONTEND": str(number)}, sockets)])
+        for number, sockets in enumerate(listen(config.host, config.port, config.frontends))
+    ]
+
+
+def replica_unit(config: Config, name: str, sockets: Path, stage: str = STAGE) -> Unit:
     """The replica `name`, a manager and its stage, with the sockets between them in the folder `sockets`."""
     args = arguments(dataclasses.replace(config, replica=name, run_dir=str(sockets)), "worker")
     return Unit(
         "replica",
         [
             Part(f"manager {name}", "workers.manager", args),
-            Part(f"stage {name}.0", "workers.stage", args, {"TOKA_STAGE": "0"}),
+            Part(f"stage {name}.0", stage, args, {"TOKA_STAGE": "0"}),
         ],
     )
 
 
-async def until_serving(url: str) -> None:
-    """Wait until the frontend at `url` says that it can serve: parts may be ready and not have met yet."""
-    while True:
-        if await answers(url):
-            return
-        await asyncio.sleep(POLL_SECONDS)
+async def until_serving(url: str, frontends: int) -> None:
+    """Wait until every frontend at `url` has said that it can serve: parts may be ready and not have met yet.
+
+    Which of them answers is by chance.
+    """
+    serving: set[int] = set()
+    while len(serving) < frontends:
+        number = await answers(url)
+        if number is None or number in serving:
+            await asyncio.sleep(POLL_SECONDS)
+        else:
+            serving.add(number)
 
 
-async def answers(url: str) -> bool:
-    """Whether GET /ready is answered with 200."""
+async def answers(url: str) -> int | None:
+    """The number of the frontend that answers GET /ready with 200; None where one does not."""
     parts = urlsplit(reachable(url))
     try:
         reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
         try:
             writer.write(f"GET /ready HTTP/1.0\r\nHost: {parts.netloc}\r\n\r\n".encode())
-            return b" 200 " in await reader.readline()
+            head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+            return int(json.loads(body)["frontend"]) if b" 200 " in head.partition(b"\r\n")[0] else None
         finally:
             writer.close()
     except OSError:
-        return False
+        return None
 
 
 def reachable(url: str) -> str:

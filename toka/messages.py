@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, TypeVar, Union
 
@@ -89,9 +90,13 @@ _CODES: dict[int, type[Message]] = {}
 M = TypeVar("M", bound=type[Message])
 
 
+Reader = Callable[[Any, str], Any]
+"""Gives a plain value as the type it was made for; MessageError, which names the field, where it is not of it."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    plain: tuple[tuple[str, Any], ...]
+    plain: tuple[tuple[str, Reader], ...]
     arrays: tuple[tuple[str, np.dtype[Any]], ...]
     payload: bool
 
@@ -101,7 +106,7 @@ _LAYOUTS: dict[type[Message], _Layout] = {}
 
 def _layout(cls: type[Message]) -> _Layout:
     hints = typing.get_type_hints(cls, include_extras=True)
-    plain: list[tuple[str, Any]] = []
+    plain: list[tuple[str, Reader]] = []
     arrays: list[tuple[str, np.dtype[Any]]] = []
     payload = False
     for each in dataclasses.fields(cls):
@@ -111,7 +116,7 @@ def _layout(cls: type[Message]) -> _Layout:
         elif each.name == "payload":
             payload = True
         else:
-            plain.append((each.name, hint))
+            plain.append((each.name, _reader(hint)))
     return _Layout(tuple(plain), tuple(arrays), payload)
 
 
@@ -128,19 +133,22 @@ def message(code: int) -> Any:
     return register
 
 
-def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return [_plain(getattr(value, f.name)) for f in dataclasses.fields(value)]
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return value
+@functools.cache
+def _names(cls: type) -> list[str]:
+    return [each.name for each in dataclasses.fields(cls)]
+
+
+def _values(value: Any) -> list[Any]:
+    """The fields of a dataclass; TypeError for anything else, which no message holds."""
+    kind: Any = type(value)
+    return [getattr(value, name) for name in _names(kind)]
 
 
 def encode(msg: Message) -> list[Frame]:
     """The frames of a message. Arrays are not copied: do not change one before it has been sent."""
     layout = _LAYOUTS[type(msg)]
-    head = [msg.code, VERSION, *(_plain(getattr(msg, name)) for name, _ in layout.plain)]
-    frames: list[Frame] = [msgpack.packb(head)]
+    head = [msg.code, VERSION, *(getattr(msg, name) for name, _ in layout.plain)]
+    frames: list[Frame] = [msgpack.packb(head, default=_values)]
     for name, dtype in layout.arrays:
         array = np.ascontiguousarray(getattr(msg, name), dtype=dtype)
         frames.append(array.reshape(-1).view(np.uint8).data if array.size else b"")
@@ -176,8 +184,11 @@ def _build(cls: type[Message], plain: list[Any], rest: Sequence[Frame]) -> Messa
     if len(plain) != len(layout.plain) or len(rest) < arrays or (len(rest) > arrays and not layout.payload):
         raise MessageError(f"{cls.__name__}: wrong number of fields or frames")
     values: dict[str, Any] = {}
-    for (name, hint), value in zip(layout.plain, plain):
-        values[name] = _typed(hint, value, f"{cls.__name__}.{name}")
+    try:
+        for (name, read), value in zip(layout.plain, plain):
+            values[name] = read(value, name)
+    except MessageError as error:
+        raise MessageError(f"{cls.__name__}.{error}") from None
     for (name, dtype), frame in zip(layout.arrays, rest):
         if len(frame) % dtype.itemsize:
             raise MessageError(f"{cls.__name__}.{name}: {len(frame)} bytes are no {dtype} array")
@@ -187,28 +198,62 @@ def _build(cls: type[Message], plain: list[Any], rest: Sequence[Frame]) -> Messa
     return cls(**values)
 
 
-def _typed(hint: Any, value: Any, where: str) -> Any:
-    """`value` as the type `hint` says (scalars, list, dict, optional, nested dataclass), or MessageError."""
-    origin = typing.get_origin(hint)
+def _reader(hint: Any) -> Reader:
+    """The Reader of the type `hint`: a scalar, list, dict, optional or dataclass. Made once for each field."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (Union, types.UnionType):
-        if value is None:
-            return None
-        return _typed(next(h for h in typing.get_args(hint) if h is not type(None)), value, where)
-    if origin is list and isinstance(value, list):
-        (item,) = typing.get_args(hint)
-        return [_typed(item, each, where) for each in value]
-    if origin is dict and isinstance(value, dict):
-        key, item = typing.get_args(hint)
-        return {_typed(key, k, where): _typed(item, v, where) for k, v in value.items()}
-    if dataclasses.is_dataclass(hint) and isinstance(hint, type) and isinstance(value, list):
-        hints, names = typing.get_type_hints(hint), [f.name for f in dataclasses.fields(hint)]
-        if len(value) == len(names):
-            return hint(**{n: _typed(hints[n], v, f"{where}.{n}") for n, v in zip(names, value)})
-    if hint is float and type(value) is int:
-        return float(value)
-    if isinstance(hint, type) and type(value) is hint:
-        return value
-    raise MessageError(f"{where}: expected {getattr(hint, '__name__', hint)}")
+        (inner,) = (_reader(each) for each in arguments if each is not type(None))
+        return lambda value, where: None if value is None else inner(value, where)
+    if origin is list:
+        return _list_reader(*arguments)
+    if origin is dict:
+        return _dict_reader(*arguments)
+    return _fields_reader(hint) if dataclasses.is_dataclass(hint) else _scalar_reader(hint)
+
+
+def _scalar_reader(kind: type) -> Reader:
+    def read(value: Any, where: str) -> Any:
+        if type(value) is kind:
+            return value
+        if kind is float and type(value) is int:
+            return float(value)
+        raise MessageError(f"{where}: expected {kind.__name__}")
+
+    return read
+
+
+def _list_reader(item: Any) -> Reader:
+    inner = _reader(item)
+
+    def read(value: Any, where: str) -> list[Any]:
+        if type(value) is not list:
+            raise MessageError(f"{where}: expected list")
+        return value if set(map(type, value)) <= {item} else [inner(each, where) for each in value]
+
+    return read
+
+
+def _dict_reader(key: Any, item: Any) -> Reader:
+    keys, items = _reader(key), _reader(item)
+
+    def read(value: Any, where: str) -> dict[Any, Any]:
+        if type(value) is not dict:
+            raise MessageError(f"{where}: expected dict")
+        return {keys(k, where): items(v, where) for k, v in value.items()}
+
+    return read
+
+
+def _fields_reader(cls: Any) -> Reader:
+    hints = typing.get_type_hints(cls)
+    readers = [(name, _reader(hints[name])) for name in _names(cls)]
+
+    def read(value: Any, where: str) -> Any:
+        if type(value) is not list or len(value) != len(readers):
+            raise MessageError(f"{where}: expected {cls.__name__}")
+        return cls(**{name: inner(each, name) for (name, inner), each in zip(readers, value)})
+
+    return read
 
 
 # --- Frontend, broker and manager ---------------------------------------------------------------------
@@ -304,6 +349,8 @@ class Work(Message):
     """Indices of the samples to run (those of the shard that are not finished)."""
     output_counts: list[int]
     """For each of `samples`, how many ids it already has."""
+    delivery: int = 1
+    """Tokens of a sample that are sent together, unless it ends before: 1 where somebody waits for each of them."""
     prompt: Int32
     outputs: Int32
     """The ids that the samples already have, one sample after another; empty at first."""
@@ -378,7 +425,7 @@ class Release(Message):
 @message(12)
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Outputs(Message):
-    """Manager to broker, onward to one frontend: all that a step produced for it. `payload`: `Tokens`."""
+    """Manager to broker, onward to one frontend: all that a step has for it. `payload`: `Tokens`."""
 
     frontend: bytes
     epoch: int

@@ -49,6 +49,11 @@ class Unit:
     def name(self) -> str:
         return " + ".join(part.name for part in self.parts)
 
+    def close(self) -> None:
+        """It is not started again."""
+        for part in self.parts:
+            part.close()
+
 
 class Supervisor:
     """Runs `units`. At the end, those of one kind end together, the kinds in the order they are given."""
@@ -163,6 +168,7 @@ class Supervisor:
 
     def _give_up(self, unit: Unit, why: str) -> None:
         unit.gave_up = True
+        unit.close()
         sentence = f"{why}; given up after {unit.restarts} restarts in a row"
         if all(each.gave_up for each in self.units if each.kind == unit.kind):
             raise PartFailed(sentence)
@@ -172,6 +178,8 @@ class Supervisor:
 
     async def _drain(self) -> int:
         """End kind after kind; 0 where every part ended by itself and in time."""
+        for unit in self.units:
+            unit.close()
         deadline = time.monotonic() + self._shutdown_timeout + END_SECONDS
         clean = True
         for kind in dict.fromkeys(unit.kind for unit in self.units):
@@ -179,7 +187,7 @@ class Supervisor:
             first = [unit.children[0] for unit in units if unit.children]
             others = [child for unit in units for child in unit.children[1:]]
             unclean = await self._end(first, max(deadline - time.monotonic(), END_SECONDS))
-            unclean += await self._end(others, ABORT_SECONDS, ask=False)
+            unclean += await self._end(others, END_SECONDS, ask=False)
             for child in unclean:
                 if child.served:
                     log.warning("ended uncleanly", extra={"why": child.epitaph()})

@@ -14,6 +14,7 @@ from toka.folders import check_replica_name, run_folder
 from toka.launcher import replica_unit, supervise
 from toka.process import begin, command_line, fail, ready
 from toka.sockets import check_endpoint
+from toka.trace import gathered
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +28,8 @@ def main() -> None:
             raise ValueError("broker: give the broker's address, ipc://PATH or tcp://HOST:PORT")
         check_endpoint(config.broker)
         check_replica_name(name)
-        with run_folder(str(Path(config.run_dir, name)) if config.run_dir else "") as folder:
+        own = str(Path(config.run_dir, name)) if config.run_dir else ""
+        with run_folder(own) as folder, gathered(config.trace, folder):
             status = asyncio.run(serve(config, name, folder))
     except ValueError as error:
         fail(str(error))

@@ -105,7 +105,7 @@ def test_rows_that_overlap_are_cut(frontend: FrontendProcess, peer: EnginePeer, 
 def test_the_last_message_lost(frontend: FrontendProcess, peer: EnginePeer) -> None:
     """Nothing comes behind it to show the gap: silence does."""
     peer.paused = True
-    client = Client(frontend)
+    client = Client(frontend, stream=True)
     peer.wait_for(Submit)
     peer.chunk, peer.drop, peer.paused = LENGTH, 1, False
     client.check()

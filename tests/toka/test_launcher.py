@@ -74,15 +74,16 @@ def test_a_model_that_is_not_there_ends_the_start_and_names_a_part(private: Path
     assert list(private.iterdir()) == [], "its run folder is gone"
 
 
-def test_a_port_in_use_names_the_frontend(model: Path):
+@pytest.mark.parametrize("frontends", [1, 2])
+def test_a_port_in_use_is_named(model: Path, frontends: int):
     import socket
 
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with running("toka", port=port, model=model, **SMALL) as toka:
-            fails(toka, 1, f"frontend failed: cannot listen on 127.0.0.1:{port}")
+        with running("toka", port=port, frontends=frontends, model=model, **SMALL) as toka:
+            fails(toka, 1, f"cannot listen on 127.0.0.1:{port}: Address already in use")
 
 
 @pytest.mark.parametrize(
@@ -198,6 +199,28 @@ def test_a_request_outlives_the_replica_that_ran_it(server: Server):
     server.part("toka: stage r0.0").kill()
     asking.join(60)
     assert answers == [whole]
+
+
+def answering(url: str) -> int:
+    """The number of the frontend that a new connection reaches."""
+    answer = httpx.get(f"{url}/ready", timeout=30)
+    assert answer.status_code == 200, answer.text
+    return int(answer.json()["frontend"])
+
+
+def test_frontends_share_the_port_and_one_that_dies_is_waited_for(model: Path):
+    with serve(model=model, frontends=3, **SMALL) as server:
+        titles = [f"toka: frontend {number}" for number in range(3)]
+        assert sorted(server.parts()) == sorted([*titles, *PARTS[:1], *PARTS[2:]])
+        # All serve as soon as the start is over, and none of the connections is refused while one is away.
+        assert {answering(server.url) for _ in range(60)} == {0, 1, 2}
+        victim = server.part("toka: frontend 1")
+        victim.kill()
+        assert {answering(server.url) for _ in range(60)} == {0, 1, 2}
+        assert server.part("toka: frontend 1").pid != victim.pid
+        with running("toka", port=server.url.rpartition(":")[2], frontends=2, model=model, **SMALL) as second:
+            fails(second, 1, "cannot listen on")
+        complete(server.url)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

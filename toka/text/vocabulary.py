@@ -39,25 +39,24 @@ class Vocabulary(dict[int, bytes]):
         return not self.byte_level and _BYTE_TOKEN.fullmatch(self.tokenizer.id_to_token(number) or "") is not None
 
     def longest(self) -> int:
-        """Most bytes that one token stands for. Looks at all of them: some 30 ms for 150,000."""
-        tokens = (self.tokenizer.id_to_token(number) for number in range(self.size))
-        return max(len(self._bytes(token)) for token in tokens if token is not None)
+        """Most bytes that one token stands for. Works out all of them: some 0.2 s and 8 MB for 130,000."""
+        return max(len(self[number]) for number in range(self.size))
 
     def _bytes(self, token: str) -> bytes:
         if self.byte_level:
             try:
-                return bytes(_BYTE_OF[ord(char)] for char in token)
+                return bytes([_BYTE_OF[char] for char in token])
             except KeyError:  # an added token, written as it is
                 return token.encode()
         one_byte = _BYTE_TOKEN.fullmatch(token)
         return bytes.fromhex(one_byte[1]) if one_byte else token.replace(SPACE_MARK, " ").encode()
 
 
-def _byte_level_alphabet() -> dict[int, int]:
-    """Byte by the code point that stands for it in byte-level BPE vocabularies (GPT-2's `bytes_to_unicode`)."""
+def _byte_level_alphabet() -> dict[str, int]:
+    """Byte by the character that stands for it in byte-level BPE vocabularies (GPT-2's `bytes_to_unicode`)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
-    return {byte: byte for byte in printable} | {256 + place: byte for place, byte in enumerate(others)}
+    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
 
 
 _BYTE_OF = _byte_level_alphabet()

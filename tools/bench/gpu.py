@@ -1,8 +1,10 @@
-"""A replica's throughput on one GPU: `python -m tools.bench.gpu [shape=llama-1b] [workload=sharegpt] [count=0] ...`.
+"""A replica's throughput on one GPU: `python -m tools.bench.gpu [shape=llama-1b] [workload=sharegpt:6000,monkeys] ...`.
 
 Scheduler and executor run in this process, random weights, temperature 1, all requests at once. Every other
-`key=value` is a setting of Toka, e.g. `max_seqs=4096` or `shared_prefix=false`. `workload` may name several, with
-commas; `rows=N,M context=320` also times decode steps of so many rows that start with so many tokens each.
+`key=value` is a setting of Toka, e.g. `max_seqs=4096` or `shared_prefix=false`; with `trace=path.json` the file has
+the timeline of the last run, for `python -m tools.bench.trace path.json`. `workload=` runs none;
+`rows=64,8:32000` also times decode steps of so many rows that start with so many tokens each (320 where not said). A
+workload with stop ids runs again with the lengths that came out given.
 """
 
 from __future__ import annotations
@@ -18,18 +20,21 @@ from typing import Any
 import numpy as np
 
 from toka.config import Config, load
-from toka.messages import SamplingParams, StageReady, Submit, Work
+from toka.messages import StageReady
 from toka.model import open_model
-from tools.bench.workloads import SHAPES, WORKLOADS, Request
+from toka.trace import Recorder
+from tools.bench.manager import lengths, message
+from tools.bench.workloads import SHAPES, Request, named
 from workers.manager.__main__ import limits
 from workers.manager.planner import Sent
 from workers.manager.scheduler import Scheduler
 
-OWN = {"shape": "llama-1b", "workload": "sharegpt", "count": "0", "rows": "", "context": "320", "repeat": "1"}
+OWN = {"shape": "llama-1b", "workload": "sharegpt", "rows": "", "repeat": "1"}
+CONTEXT = 320
 
 
 class Replica:
-    """A scheduler and an executor; `spent`: seconds by what the one thread was doing."""
+    """A scheduler and an executor; `scheduler`: that of the last run."""
 
     def __init__(self, config: Config) -> None:
         from workers.stage.build import build
@@ -52,42 +57,58 @@ class Replica:
                 )
             ],
         )
-        self._depth = config.run_ahead
+        self._config = config
         self.start_seconds = time.perf_counter() - began
 
     def run(self, requests: list[Request]) -> dict[str, Any]:
         """Serve `requests` to their ends. Rates, and milliseconds of a step by what they were spent on."""
+        from workers.stage.profile import Profile
+
+        trace = Recorder("replica", "replica", on=bool(self._config.trace))
+        trace.name_track("manager and stage")
+        self.executor.observe(trace)
+        profile = Profile(trace, self._config.trace_kernels, self.executor.device)
         began = time.perf_counter()
-        scheduler = Scheduler(self._limits, [])
-        for number, (prompt, outputs) in enumerate(requests):
-            _submit(scheduler, number, prompt, outputs)
+        scheduler = self.scheduler = Scheduler(self._limits, [], trace)
+        for number, request in enumerate(requests):
+            scheduler.submit(*message(number, request))
         submitted = time.perf_counter()
         spent = dict.fromkeys(("plan", "launch", "wait", "account"), 0.0)
         flying: deque[Sent] = deque()
-        steps, busy, mixed, pages, rows = 0, 0.0, 0, 0.0, 0
+        steps, busy, mixed, pages, rows, computed = 0, 0.0, 0, 0.0, 0, 0
         while True:
             clock = time.perf_counter()
-            while len(flying) < self._depth and (planned := scheduler.plan()) is not None:
+            while len(flying) < self._config.run_ahead and (planned := scheduler.plan()) is not None:
                 spent["plan"] += -clock + (clock := time.perf_counter())
                 self.executor.submit(planned[0])
                 flying.append(planned[1])
                 mixed += len(planned[0].tokens) > len(planned[0].row_slots)
                 rows += len(planned[0].row_slots)
+                computed += len(planned[0].tokens)
                 pages += scheduler.state.pages.held
                 spent["launch"] += -clock + (clock := time.perf_counter())
+                trace.count("plans queued", plans=len(flying))
+                profile.stepped()
             spent["plan"] += -clock + (clock := time.perf_counter())
             if not flying:
                 break
-            result = self.executor.collect()
+            with trace.span("wait"):
+                result = self.executor.collect()
+            trace.count("plans queued", plans=len(flying) - 1)
             spent["wait"] += -clock + (clock := time.perf_counter())
-            scheduler.result(flying.popleft(), result)
-            scheduler.outputs(1)
+            with trace.span("account"):
+                scheduler.result(flying.popleft(), result)
+                scheduler.outputs(1)
             spent["account"] += time.perf_counter() - clock
             steps += 1
             busy += result.busy_us / 1e6
         ended = time.perf_counter()
-        tokens = sum(outputs for _, outputs in requests)
-        assert scheduler.accounting.tokens == tokens and not scheduler.state.live
+        profile.end()
+        if trace.on:
+            trace.write(Path(self._config.trace))
+        tokens = scheduler.accounting.tokens
+        assert not scheduler.state.live
+        assert tokens == sum(request.outputs for request in requests) or any(request.stop_ids for request in requests)
         return {
             "output_tokens_per_s": round(tokens / (ended - began)),
             "seconds": round(ended - began, 2),
@@ -99,32 +120,16 @@ class Replica:
             "gpu_ms_a_step": round(busy / steps * 1e3, 2),
             "outside_steps": round(1 - busy / (ended - submitted), 3),
             "pages_used": round(pages / steps / self.sizes.pages, 3),
-            "discarded": scheduler.accounting.discarded,
+            "preemptions": scheduler.state.preemptions,
+            "computed_twice": round(scheduler.state.recomputed / computed, 4),
+            "discarded": round(scheduler.accounting.discarded / tokens, 4),
             "ms_a_step": {name: round(seconds / steps * 1e3, 2) for name, seconds in spent.items()},
         }
 
     def time_decode(self, rows: int, context: int, steps: int = 300) -> dict[str, Any]:
         """Steps of `rows` rows that start with `context` tokens each."""
         prompt = np.random.default_rng(0).integers(10, 1000, (rows, context))
-        return self.run([(ids.tolist(), steps) for ids in prompt])
-
-
-def _submit(scheduler: Scheduler, number: int, prompt: list[int], outputs: int) -> None:
-    params = SamplingParams(max_tokens=outputs, ignore_eos=True, temperature=1.0, seed=number)
-    ids = np.array(prompt, np.int32)
-    work = Work(params=params, samples=[0], output_counts=[0], prompt=ids, outputs=np.empty(0, np.int32))
-    assert scheduler.check(work) == ""
-    header = Submit(
-        frontend=b"f-bench",
-        request=number.to_bytes(16, "big"),
-        first_sample=0,
-        sequences=1,
-        prompt_tokens=len(prompt),
-        priority=0,
-        page_hashes=b"",
-        payload=[],
-    )
-    scheduler.submit(header, work)
+        return self.run([Request(ids.tolist(), steps) for ids in prompt])
 
 
 def shape_folder(shape: str, to: Path) -> Path:
@@ -143,13 +148,16 @@ def main() -> None:
         model = shape_folder(own["shape"], Path(folder))
         replica = Replica(load([f"model={model}", "weights=random", "device=cuda", *settings], "worker"))
         print(json.dumps({"shape": own["shape"], "start_seconds": round(replica.start_seconds, 1)}), flush=True)
-        for rows in filter(None, own["rows"].split(",")):
-            print(json.dumps({"rows": int(rows), **replica.time_decode(int(rows), int(own["context"]))}), flush=True)
-        for name in filter(None, own["workload"].split(",")):
-            count = {"count": int(own["count"])} if int(own["count"]) else {}
-            requests = WORKLOADS[name](**count, vocabulary=SHAPES[own["shape"]]["vocab_size"])
+        for each in filter(None, own["rows"].split(",")):
+            rows, _, context = each.partition(":")
+            figures = replica.time_decode(int(rows), int(context or CONTEXT))
+            print(json.dumps({"rows": each, **figures}), flush=True)
+        for name, requests in named(own["workload"], SHAPES[own["shape"]]["vocab_size"]).items():
             for _ in range(int(own["repeat"])):
                 print(json.dumps({"workload": name, "requests": len(requests), **replica.run(requests)}), flush=True)
+            if any(request.stop_ids for request in requests):
+                given_lengths = [Request(r.prompt, n) for r, n in zip(requests, lengths(replica.scheduler))]
+                print(json.dumps({"workload": f"{name}, lengths given", **replica.run(given_lengths)}), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,19 +1,25 @@
 """Requests and model shapes for throughput figures: the same for every engine, and on every machine.
 
-A request is (prompt ids, number of output tokens); stop tokens are ignored, so that the work is fixed and
-weights may be random. Lengths are log-normal, with the means that public data sets have.
+Weights may be random: requests run to the number of output tokens that they name, save those with stop ids,
+which nobody knows the length of beforehand. Lengths are log-normal, with the means that public data sets have.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-Request = tuple[list[int], int]
 VOCABULARY = 128_256
+
+
+class Request(NamedTuple):
+    prompt: list[int]
+    outputs: int
+    """Output tokens; at most so many where there are stop ids."""
+    stop_ids: tuple[int, ...] = ()
 
 
 def _lengths(
@@ -33,7 +39,7 @@ def sharegpt(count: int = 3000, vocabulary: int = VOCABULARY) -> list[Request]:
     rng = np.random.default_rng(0)
     prompts = _lengths(rng, count, 220, 1.0, 4, 1024)
     outputs = _lengths(rng, count, 200, 0.9, 4, 1024)
-    return [(_ids(rng, int(n), vocabulary), int(out)) for n, out in zip(prompts, outputs)]
+    return [Request(_ids(rng, int(n), vocabulary), int(out)) for n, out in zip(prompts, outputs)]
 
 
 def monkeys(count: int = 32, vocabulary: int = VOCABULARY) -> list[Request]:
@@ -43,7 +49,7 @@ def monkeys(count: int = 32, vocabulary: int = VOCABULARY) -> list[Request]:
     requests: list[Request] = []
     for length in _lengths(rng, count, 100, 0.4, 30, 300):
         prompt = examples + _ids(rng, int(length), vocabulary)
-        requests += [(prompt, int(out)) for out in _lengths(rng, 128, 150, 0.5, 20, 512)]
+        requests += [Request(prompt, int(out)) for out in _lengths(rng, 128, 150, 0.5, 20, 512)]
     return requests
 
 
@@ -54,7 +60,7 @@ def longdoc(count: int = 4, vocabulary: int = VOCABULARY) -> list[Request]:
     for _ in range(count):
         document = _ids(rng, 8192, vocabulary)
         outputs = _lengths(rng, 256, 100, 0.5, 16, 256)
-        requests += [(document + _ids(rng, 40, vocabulary), int(out)) for out in outputs]
+        requests += [Request(document + _ids(rng, 40, vocabulary), int(out)) for out in outputs]
     return requests
 
 
@@ -63,12 +69,29 @@ def summarize(count: int = 400, vocabulary: int = VOCABULARY) -> list[Request]:
     rng = np.random.default_rng(0)
     prompts = _lengths(rng, count, 3000, 0.3, 1000, 6000)
     outputs = _lengths(rng, count, 60, 0.4, 16, 128)
-    return [(_ids(rng, int(n), vocabulary), int(out)) for n, out in zip(prompts, outputs)]
+    return [Request(_ids(rng, int(n), vocabulary), int(out)) for n, out in zip(prompts, outputs)]
+
+
+def early_stop(count: int = 3000, vocabulary: int = VOCABULARY) -> list[Request]:
+    """The prompts of `sharegpt`; any of 640 ids ends an output, so that random weights stop after some 200 tokens."""
+    rng = np.random.default_rng(1)
+    stop_ids: tuple[int, ...] = tuple(rng.choice(vocabulary - 256, 640, replace=False).tolist())
+    return [Request(prompt, 1024, stop_ids) for prompt, _, _ in sharegpt(count, vocabulary)]
 
 
 WORKLOADS: dict[str, Callable[..., list[Request]]] = {
-    each.__name__: each for each in (sharegpt, monkeys, longdoc, summarize)
+    each.__name__: each for each in (sharegpt, monkeys, longdoc, summarize, early_stop)
 }
+
+
+def named(names: str, vocabulary: int) -> dict[str, list[Request]]:
+    """The workloads that `names` lists with commas, each with `:count` where it is not to have its own number."""
+    found = {}
+    for name in filter(None, names.split(",")):
+        kind, _, count = name.partition(":")
+        found[name] = WORKLOADS[kind](**({"count": int(count)} if count else {}), vocabulary=vocabulary)
+    return found
+
 
 _LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

@@ -10,6 +10,7 @@ from toka import process, sockets
 from toka.config import Config
 from toka.messages import ModelCard, StageReady
 from toka.model import ModelConfig, open_model
+from toka.trace import Recorder
 from workers.manager.loop import Loop
 from workers.manager.scheduler import Scheduler
 from workers.manager.stages import Stages
@@ -54,7 +55,9 @@ def serve(config: Config) -> None:
     except TimeoutError:
         process.fail(f"no stage became ready within {config.start_timeout:g} s")
     room = limits(config, source.config, ready)
-    scheduler = Scheduler(room, source.config.eos_token_ids)
+    trace = Recorder("manager", f"manager {config.replica}", on=bool(config.trace))
+    trace.name_track("loop")
+    scheduler = Scheduler(room, source.config.eos_token_ids, trace)
     card = ModelCard(
         name=config.served_model_name or source.name,
         vocab_size=room.vocab_size,
@@ -65,8 +68,12 @@ def serve(config: Config) -> None:
         max_logprobs=config.max_logprobs,
     )
     uplink = Uplink(context, sockets.worker_endpoint(config.broker), config.replica, card, scheduler.state)
+    process.settle()
     process.ready(f"{room.pages * room.page_size} KV tokens, {room.max_seqs} sequences")
-    Loop(scheduler, stages, uplink, config.run_ahead, config.shutdown_timeout).run()
+    try:
+        Loop(scheduler, stages, uplink, config.run_ahead, config.shutdown_timeout, trace).run()
+    finally:
+        trace.leave(config.run_dir)
     stages.close()
     uplink.socket.close()
     context.term()

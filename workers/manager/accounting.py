@@ -33,63 +33,78 @@ class Accounting:
         live = (state == SlotState.DECODE) | (state == SlotState.PREEMPTED)
         self.tokens += int(live.sum())
         self.discarded += int((~live).sum())
-        details = self._details(sent.slots, live, result)
-        self._deliver(sent.slots[live], result.tokens[live], details)
+        self._keep_logprobs(sent.slots, live, result)
+        self._append(sent.slots[live], result.tokens[live])
         left = (slots.in_flight[sent.slots] == 0) & (
             (slots.state[sent.slots] == SlotState.ENDED) | (slots.state[sent.slots] == SlotState.PREEMPTED)
         )
         for slot in sent.slots[left].tolist():
             self._state.leave(slot)
 
-    def _deliver(self, rows: SlotArray, tokens: NDArray[np.int32], details: dict[int, TokenLogprobs]) -> None:
-        """Append one token to each of the slots `rows`, tell the frontends, and end what has ended."""
+    def _append(self, rows: SlotArray, tokens: SlotArray) -> None:
+        """Append one token to each of the slots `rows`, tell the frontends what is due, and end what has ended."""
         slots = self._state.slots
-        first = slots.arrived[rows].copy()
         slots.append_outputs(rows, tokens)
+        arrived = slots.arrived[rows]
         stop = self._state.stops.contain(slots.stop_set[rows], tokens)
-        finish = finish_codes(stop, slots.arrived[rows] >= slots.max_tokens[rows])
+        finish = finish_codes(stop, arrived >= slots.max_tokens[rows])
+        ended = finish > 0
+        due = ended | (arrived - slots.told[rows] >= slots.delivery[rows])
+        self._deliver(rows[due], finish[due])
+        for slot, code in zip(rows[ended].tolist(), finish[ended].tolist()):
+            self._end(slot, Finish(code))
+
+    def _deliver(self, rows: SlotArray, finish: NDArray[np.uint8]) -> None:
+        """Tell the frontends all that is not told of the slots `rows`."""
+        slots = self._state.slots
         frontends = slots.frontends[rows]
-        for frontend in np.unique(frontends).tolist():
+        for frontend in np.flatnonzero(np.bincount(frontends)).tolist():
             of = np.flatnonzero(frontends == frontend)
             mine = rows[of]
+            first, counts, tokens = slots.take_untold(mine)
             self._outbox.add(
                 self._admission.frontend_ids[frontend],
                 Rows(
                     requests=slots.requests[mine].reshape(-1),
                     samples=slots.samples[mine],
-                    first=first[of],
-                    counts=np.ones(len(of), np.int32),
+                    first=first,
+                    counts=counts,
                     finish=finish[of],
                     cached=slots.cached[mine],
                     logprobs=slots.logprobs[mine],
-                    tokens=tokens[of],
-                    details=[details[slot] for slot in mine.tolist() if slot in details] if details else [],
+                    tokens=tokens,
+                    details=self._last_logprobs(mine, counts),
                 ),
             )
-        for slot, code in zip(rows[finish > 0].tolist(), finish[finish > 0].tolist()):
-            self._end(slot, Finish(code))
 
     def _end(self, slot: int, finish: Finish) -> None:
-        sequence = self._state.slots.sequence[slot]
+        slots = self._state.slots
+        sequence = slots.sequence[slot]
         assert sequence is not None
-        self._state.lengths.observe(int(self._state.slots.length_class[slot]), int(self._state.slots.arrived[slot]))
+        self._state.lengths.observe(sequence.shard.length_class, int(slots.arrived[slot]), finish == Finish.STOP)
         self._outbox.ended(sequence.shard)
         self._state.end(sequence, finish)
 
-    def _details(self, sent: SlotArray, live: NDArray[np.bool_], result: StepResult) -> dict[int, TokenLogprobs]:
-        """Log-probabilities by slot, for the rows that asked; kept with their sequences as well."""
-        wanted = self._state.slots.logprobs[sent]
-        details: dict[int, TokenLogprobs] = {}
+    def _keep_logprobs(self, sent: SlotArray, live: NDArray[np.bool_], result: StepResult) -> None:
+        """Append the step's log-probabilities to the sequences that asked for them."""
         if not len(result.chosen):
-            return details
+            return
+        wanted = self._state.slots.logprobs[sent]
         at = 0
         for i, row in enumerate(np.flatnonzero(wanted >= 0).tolist()):
             k = int(wanted[row])
-            one = TokenLogprobs(float(result.chosen[i]), result.top_ids[at : at + k], result.top_values[at : at + k])
-            at += k
-            slot = int(sent[row])
-            sequence = self._state.slots.sequence[slot]
+            sequence = self._state.slots.sequence[sent[row]]
             if live[row] and sequence is not None:
-                sequence.logprobs.append(one)
-                details[slot] = one
-        return details
+                top_ids, top_values = result.top_ids[at : at + k], result.top_values[at : at + k]
+                sequence.logprobs.append(TokenLogprobs(float(result.chosen[i]), top_ids, top_values))
+            at += k
+
+    def _last_logprobs(self, rows: SlotArray, counts: SlotArray) -> list[TokenLogprobs]:
+        """Those of the last `counts[i]` tokens of each slot `rows[i]` that asked for them."""
+        slots = self._state.slots
+        found: list[TokenLogprobs] = []
+        for i in np.flatnonzero(slots.logprobs[rows] >= 0).tolist():
+            sequence = slots.sequence[rows[i]]
+            assert sequence is not None
+            found += sequence.logprobs[-int(counts[i]) :]
+        return found

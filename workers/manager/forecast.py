@@ -1,99 +1,216 @@
-"""How long sequences will run, and how many KV pages they will need while they do."""
+"""How long sequences will run, and how many KV pages they will need while they do.
+
+Lengths are forecast from lives, as actuaries do: of all sequences of a class, finished or still running, how many
+passed each age, and how many stopped there. So the running ones count from their first token on, one that reached
+its limit says only that it did not stop before, and short ones, which finish first, mislead nobody.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections import defaultdict
 
 import numpy as np
 from numpy.typing import NDArray
 
-OBSERVED = 1024
-"""Finished lengths remembered of each class."""
-WARM = 16
-"""Finished lengths after which a class is predicted from them."""
-MARGIN = 0.25
+Int32 = NDArray[np.int32]
+Floats = NDArray[np.float64]
+
+PRIOR = 4.0
+"""Stops seen in a span of ages that weigh as much as what is known without them."""
+REMEMBERED = 4096
+"""Lives after which older ones begin to be forgotten."""
+MARGIN = 1.5
 """Standard deviations above the mean that are forecast."""
+LAG = 3
+"""Steps after which it is known that a sequence has stopped."""
+_BEYOND = 8
+"""Times the longest length seen: nothing is known to stop beyond that age."""
+_OCTAVES = 24
+_EDGES = np.unique([0, *(int(2 ** (quarter / 4)) for quarter in range(4 * _OCTAVES + 1))])
+"""Ages between which the rate of stops is taken to be one: four to a doubling."""
+_WIDTHS = np.diff(_EDGES).astype(np.float64)
+_CLASSES = 1 << 13
 
 
-def length_class(prompt: int, max_tokens: int) -> int:
-    """Requests of one class are expected to run alike: prompt and limit within a factor of two."""
-    return max_tokens.bit_length() * 64 + prompt.bit_length()
+def length_class(prompt: int, max_tokens: int, stops: bool) -> int:
+    """Requests of one class are expected to run alike: prompt and limit within a factor of two, `stops` equal.
+
+    stops: whether any id ends it before its limit.
+    """
+    return _family(max_tokens, stops) * 64 + prompt.bit_length()
 
 
-@dataclass(slots=True)
-class _Observed:
-    lengths: NDArray[np.int32] = field(default_factory=lambda: np.zeros(OBSERVED, np.int32))
-    count: int = 0
-    ordered: NDArray[np.int32] | None = None
-    expected: NDArray[np.float64] | None = None
-    """expected[i]: mean plus margin of the lengths from the i-th shortest on."""
+def _family(max_tokens: int, stops: bool) -> int:
+    return 2 * max_tokens.bit_length() + stops
 
-    def add(self, length: int) -> None:
-        self.lengths[self.count % OBSERVED] = length
+
+def _passed(ages: Int32) -> Floats:
+    """Tokens that sequences of these ages have passed in each span."""
+    span = np.searchsorted(_EDGES, ages, side="right") - 1
+    within = np.bincount(span, ages - _EDGES[span], len(_WIDTHS))
+    beyond = np.cumsum(np.bincount(span, minlength=len(_WIDTHS))[::-1])[::-1]
+    passed: Floats = within + _WIDTHS * np.append(beyond[1:], 0)
+    return passed
+
+
+class _Lives:
+    """What is known of the lengths of one class or family."""
+
+    def __init__(self) -> None:
+        self.passed = np.zeros(len(_WIDTHS))
+        self.stopped = np.zeros(len(_WIDTHS))
+        self.longest = 0
+        self.count = 0
+        self._fresh: list[tuple[int, bool]] = []
+        """Lengths not in the sums yet, and whether it was a stop."""
+        self.rates = np.zeros(len(_WIDTHS))
+        """Stops per token in each span, as when last estimated, from ..."""
+        self.estimated = 0
+        """... so many lives."""
+
+    def add(self, length: int, stopped: bool) -> None:
+        self._fresh.append((length, stopped))
         self.count += 1
-        self.ordered = None
+        if len(self._fresh) == REMEMBERED:
+            self._take_in()
 
-    def table(self) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
-        if self.ordered is None or self.expected is None:
-            self.ordered = np.sort(self.lengths[: min(self.count, OBSERVED)])
-            tail = np.arange(len(self.ordered), 0, -1)
-            mean = np.cumsum(self.ordered[::-1].astype(np.float64))[::-1] / tail
-            square = np.cumsum(self.ordered[::-1].astype(np.float64) ** 2)[::-1] / tail
-            self.expected = mean + MARGIN * np.sqrt(np.maximum(square - mean**2, 0))
-        return self.ordered, self.expected
+    def _take_in(self) -> None:
+        if self.count > REMEMBERED:
+            self.count //= 2
+            self.estimated //= 2
+            self.passed *= 0.5
+            self.stopped *= 0.5
+        lengths, stopped = np.array(self._fresh, np.int32).reshape(-1, 2).T
+        self._fresh.clear()
+        self.longest = max(self.longest, int(lengths.max(initial=0)))
+        self.passed += _passed(lengths)
+        spans = np.searchsorted(_EDGES, lengths[stopped > 0] - 1, side="right") - 1
+        self.stopped += np.bincount(spans, minlength=len(_WIDTHS))
+
+    @property
+    def stale(self) -> bool:
+        return self.count - self.estimated > self.estimated // 16
+
+    def estimate(self, running: Int32, prior: Floats | None) -> None:
+        """running: [n] ages of those that run now; prior: rates to begin with, by default one for all ages."""
+        self._take_in()
+        self.estimated = self.count
+        passed = self.passed + _passed(running)
+        stops = self.stopped.sum()
+        if prior is None:  # what the stops seen make nearly certain
+            prior = np.full(len(_WIDTHS), max(0.0, stops - np.sqrt(stops)) / max(1.0, passed.sum()))
+        known = prior > 0
+        self.rates = np.divide(
+            self.stopped + PRIOR, passed + PRIOR / np.where(known, prior, 1), where=known, out=0 * prior
+        )
 
 
 class LengthPredictor:
-    """Predicts output lengths from those of finished sequences of the same class."""
+    """Predicts from sequences of the same class, and at first from those of the same family: any prompt."""
 
     def __init__(self) -> None:
-        self._classes: dict[int, _Observed] = {}
+        self._lives: defaultdict[int, _Lives] = defaultdict(_Lives)
+        self._log_alive = np.zeros(1, np.float32)
+        """Logarithms of the share that lives beyond each age, one class after another; a first one for unknown ones."""
+        self._first = np.zeros(_CLASSES, np.int32)
+        self._last = np.zeros(_CLASSES, np.int32)
+        """Where each class begins there, and the last age that it has there: beyond it nothing is known to stop."""
 
-    def observe(self, length_class: int, length: int) -> None:
-        self._classes.setdefault(length_class, _Observed()).add(length)
+    def observe(self, name: int, length: int, stopped: bool) -> None:
+        """A sequence of class `name` ended with `length` outputs; stopped: before its limit would have ended it."""
+        if length > 0:
+            self._lives[name].add(length, stopped)
+            self._lives[-(name >> 6)].add(length, stopped)
 
-    def predict(
-        self, classes: NDArray[np.int32], have: NDArray[np.int32], max_tokens: NDArray[np.int32]
-    ) -> NDArray[np.int64]:
-        """Predicted total outputs of sequences that have `have` outputs already. All [n].
+    def learn(self, classes: Int32, have: Int32) -> None:
+        """Take in what was observed, and sequences of these classes that run and have so many outputs."""
+        stale = [name for name, lives in self._lives.items() if lives.stale and name > 0]
+        if not stale:
+            return
+        for family in {name >> 6 for name in stale}:
+            self._lives[-family].estimate(have[classes >> 6 == family], None)
+        for name in stale:
+            self._lives[name].estimate(have[classes == name], self._lives[-(name >> 6)].rates)
+        self._tabulate()
 
-        Always more than `have` and at most `max_tokens` (a sequence at its limit: the limit), which is also
-        the prediction for a class that has not seen enough.
+    def _tabulate(self) -> None:
+        tables = [np.zeros(1, np.float32)]
+        at = 1
+        for name, lives in self._lives.items():
+            if name > 0:
+                last = _BEYOND * lives.longest
+                hazard = np.append(0, np.cumsum(-np.log1p(-np.minimum(lives.rates, 0.99)) * _WIDTHS))
+                tables.append(-np.interp(np.arange(last + 1), _EDGES, hazard).astype(np.float32))
+                self._first[name], self._last[name] = at, last
+                at += last + 1
+        self._log_alive = np.concatenate(tables)
+
+    def alive(self, classes: Int32, have: Int32, steps: Int32) -> NDArray[np.float32]:
+        """[n, k] probability that a sequence of `classes` [n] with `have` [n] outputs runs on after `steps` [k] more.
+
+        Its limit is not looked at.
         """
-        predicted = max_tokens.astype(np.int64)
-        for each in np.unique(classes).tolist():
-            seen = self._classes.get(each)
-            if seen is None or seen.count < WARM:
-                continue
-            ordered, expected = seen.table()
-            members = np.flatnonzero(classes == each)
-            at = np.searchsorted(ordered, have[members], side="right")
-            known = at < len(ordered)
-            predicted[members[known]] = np.ceil(expected[at[known]]).astype(np.int64)
-        return np.clip(predicted, np.minimum(have + 1, max_tokens), max_tokens)
+        first, last = self._first[classes][:, None], self._last[classes][:, None]
+        ages = np.minimum(have[:, None] + steps, last)
+        ages += first
+        log = self._log_alive[ages]
+        log -= self._log_alive[first + np.minimum(have[:, None], last)]
+        alive: NDArray[np.float32] = np.exp(log, out=log)
+        return alive
 
 
-def peak_pages(
-    held: int, tokens: NDArray[np.int64], pages: NDArray[np.int64], steps: NDArray[np.int64], page_size: int
-) -> int:
-    """Most pages in use at once until all of n sequences have finished, `held` being those shared.
+class Forecast:
+    """KV pages in use over the coming steps, were nothing more admitted: mean and variance of a sum.
 
-    tokens: [n] length now (prompt included, once prefilled); pages: [n] pages that are the sequence's alone
-    or still to be taken for `tokens`; steps: [n] tokens it will still add. Each adds a token a step and gives
-    its own pages back when it finishes, so the peak lies just before some sequence finishes.
+    Looked at in spans of steps, each some four tenths as long as all before it, at their ends. Who reaches its
+    limit within a span holds its pages to the end of it, so where lengths are known no peak is missed.
     """
-    if not len(tokens):
-        return held
-    order = np.argsort(-steps, kind="stable")
-    tokens, pages, steps = tokens[order], pages[order], steps[order]
-    fill = tokens % page_size
-    # At the finish of the sequence at k, those at 0..k still run. Each has grown by
-    # ceil((tokens + steps) / page_size) - ceil(tokens / page_size) pages, a function of its fill alone.
-    last = np.flatnonzero(np.append(steps[1:] != steps[:-1], True))
-    own = np.cumsum(pages)[last]
-    by_fill = np.zeros((len(tokens), page_size), np.int64)
-    by_fill[np.arange(len(tokens)), fill] = 1
-    running = np.cumsum(by_fill, axis=0)[last]
-    fills = np.arange(page_size)
-    grown = -(-(fills + steps[last][:, None]) // page_size) - (fills > 0)
-    return held + int((own + (running * grown).sum(axis=1)).max())
+
+    def __init__(self, lengths: LengthPredictor, pages: int, page_size: int, context_length: int) -> None:
+        """For `pages` pages in all; context_length: no sequence runs for more steps."""
+        self._lengths = lengths
+        self._pages, self._size = pages, page_size
+        halves = [round(2 ** (half / 2)) for half in range(2 * context_length.bit_length() + 1)]
+        steps = np.unique([0, *halves]).astype(np.int32)
+        self._starts, self._ends = steps[:-1], steps[1:]
+        self._mean = np.zeros(len(self._starts))
+        self._variance = np.zeros(len(self._starts))
+
+    def begin(self, held: int, tokens: Int32, own: Int32, classes: Int32, have: Int32, left: Int32) -> None:
+        """Forecast anew: `held` pages for good and n sequences as in `add`."""
+        self._lengths.learn(classes, have)
+        self._mean[:] = held
+        self._variance[:] = 0
+        self.add(tokens, own, classes, have, left)
+
+    def add(self, tokens: Int32, own: Int32, classes: Int32, have: Int32, left: Int32) -> None:
+        """More sequences. All [n].
+
+        tokens: length now, once prefilled; own: pages that it gives back at its end, those that `tokens` still
+        lack included; have, left: outputs it has and may still get, one a step.
+        """
+        mean, variance = self._use(tokens, own, classes, have, left)
+        self._mean += mean.sum(axis=0, dtype=np.float64)
+        self._variance += variance.sum(axis=0, dtype=np.float64)
+
+    def fitting(self, count: int, tokens: int, own: int, name: int, have: int, left: int) -> int:
+        """How many of `count` sequences like this one (see `add`) fit beside all that was added."""
+        one = (np.array([value], np.int32) for value in (tokens, own, name, have, left))
+        mean, variance = self._use(*one)
+        several = np.arange(1, count + 1)[:, None]
+        high = self._mean + several * mean + MARGIN * np.sqrt(self._variance + several * variance)
+        return int(np.count_nonzero(high.max(axis=1) <= self._pages))
+
+    def _use(
+        self, tokens: Int32, own: Int32, classes: Int32, have: Int32, left: Int32
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """[n, spans] mean and variance of the pages that each sequence uses."""
+        alive = self._lengths.alive(classes, have, np.maximum(self._ends - LAG, 0))
+        alive[self._starts >= (left + LAG)[:, None]] = 0
+        fill = tokens % self._size
+        grown = np.minimum(self._ends, left[:, None])
+        grown += (fill + self._size - 1)[:, None]
+        grown //= self._size
+        grown += (own - (fill > 0))[:, None]
+        mean = alive * grown
+        return mean, (1 - alive) * mean * grown

@@ -17,6 +17,7 @@ from toka.messages import (
     Message,
     MessageError,
     Ping,
+    Plan,
     Pong,
     Refused,
     Release,
@@ -27,6 +28,7 @@ from toka.messages import (
     Work,
     decode,
 )
+from toka.trace import OFF, Recorder
 from workers.manager.pacing import Pacing
 from workers.manager.planner import Sent
 from workers.manager.scheduler import Scheduler
@@ -43,10 +45,19 @@ WATCH_SECONDS = 1.0
 
 
 class Loop:
-    def __init__(self, scheduler: Scheduler, stages: Stages, uplink: Uplink, depth: int, drain_seconds: float) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        stages: Stages,
+        uplink: Uplink,
+        depth: int,
+        drain_seconds: float,
+        trace: Recorder = OFF,
+    ) -> None:
         self._scheduler = scheduler
         self._stages = stages
         self._uplink = uplink
+        self._trace = trace
         self._pacing = Pacing(depth)
         self._drain_seconds = drain_seconds
         self._sent: deque[Sent] = deque()
@@ -66,13 +77,16 @@ class Loop:
             self._watch()
             poller.register(self._uplink.socket, zmq.POLLIN)
             wait = min(self._uplink.keep(), self._drain_until - time.monotonic())
-            ready = dict(poller.poll(max(0, int(wait * 1000))))
+            with self._trace.span("wait"):
+                ready = dict(poller.poll(max(0, int(wait * 1000))))
             if wake.fileno() in ready:
                 self._begin_drain(wake)
-            self._arrived.extend(self._stages.arrived())
+            with self._trace.span("results"):
+                self._arrived.extend(self._stages.arrived())
             before = self._uplink.socket
-            for message in self._uplink.received():
-                self._handle(message)
+            with self._trace.span("messages"):
+                for message in self._uplink.received():
+                    self._handle(message)
             if self._uplink.socket is not before:
                 poller.unregister(before)
             self._turn()
@@ -101,6 +115,7 @@ class Loop:
         """Send plans until the stages have enough of them, keeping the books in between or later."""
         while True:
             queued = len(self._sent) - len(self._arrived)
+            self._trace.count("plans queued", plans=queued)
             hurry = bool(self._arrived) and self._pacing.hurry(queued)
             if not hurry:
                 self._account()
@@ -109,24 +124,40 @@ class Loop:
             admit = self._pacing.admit(hurry)
             planned = self._scheduler.plan(admit)
             if planned is not None:
-                plan, sent = planned
-                self._stages.send(plan)
-                self._sent.append(sent)
-                self._pacing.planned(hurry, admit)
+                self._send(*planned)
+                self._pacing.planned(len(self._arrived), admit)
+                if self._trace.on:
+                    self._count()
             elif hurry:
                 self._account()
             else:
                 break
         self._flush()
 
+    def _send(self, plan: Plan, sent: Sent) -> None:
+        size = {"rows": len(plan.row_slots), "tokens": len(plan.tokens)}
+        with self._trace.span("send", step=plan.step, hurried=len(self._arrived) > 0, **size):
+            self._stages.send(plan)
+        self._sent.append(sent)
+
     def _account(self) -> None:
-        while self._arrived:
-            self._scheduler.result(self._sent.popleft(), self._arrived.popleft())
+        if self._arrived:
+            with self._trace.span("account", results=len(self._arrived)):
+                while self._arrived:
+                    self._scheduler.result(self._sent.popleft(), self._arrived.popleft())
         self._flush()
 
     def _flush(self) -> None:
-        for message in self._scheduler.outputs(self._uplink.epoch):
-            self._uplink.send(message)
+        with self._trace.span("flush"):
+            for message in self._scheduler.outputs(self._uplink.epoch):
+                self._uplink.send(message)
+
+    def _count(self) -> None:
+        state, pacing = self._scheduler.state, self._pacing
+        self._trace.count("sequences", running=state.running, waiting=state.live - state.running)
+        self._trace.count("pages", held=state.pages.held)
+        self._trace.count("pacing", hurry=pacing.results_waited > 0)
+        self._trace.count("postponed", admissions=pacing.admissions_postponed, results=pacing.results_postponed)
 
     def _handle(self, message: Message) -> None:
         match message:

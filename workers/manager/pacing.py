@@ -20,6 +20,14 @@ class Pacing:
     results_waited: int = 0
     """Plans sent since results were last taken in."""
     admission_waited: int = 0
+    plans: int = 0
+    """Plans sent, of which ..."""
+    hurried: int = 0
+    """... went before results that were there, and ..."""
+    admissions_postponed: int = 0
+    """... before admission."""
+    results_postponed: int = 0
+    """Results that a plan went before, each counted with every such plan."""
 
     def wants_plan(self, queued: int) -> bool:
         return queued < self.depth
@@ -32,6 +40,12 @@ class Pacing:
         """Whether the next plan admits waiting sequences first."""
         return not hurrying or self.admission_waited >= ADMISSION_DEADLINE
 
-    def planned(self, hurrying: bool, admitted: bool) -> None:
-        self.results_waited = self.results_waited + 1 if hurrying else 0
+    def planned(self, waiting_results: int, admitted: bool) -> None:
+        """A plan was sent, `waiting_results` being there that have not been taken in."""
+        hurried = waiting_results > 0
+        self.results_waited = self.results_waited + 1 if hurried else 0
         self.admission_waited = 0 if admitted else self.admission_waited + 1
+        self.plans += 1
+        self.hurried += hurried
+        self.admissions_postponed += not admitted
+        self.results_postponed += waiting_results

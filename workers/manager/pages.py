@@ -7,13 +7,14 @@ were let go, and a sequence lets go of its last page first, so children always g
 
 from __future__ import annotations
 
-import hashlib
 from collections import OrderedDict
+from hashlib import blake2b
 
 import numpy as np
 from numpy.typing import NDArray
 
 KEY_BYTES = 16
+REMEMBERED_PROMPTS = 64
 Pages = NDArray[np.int32]
 
 
@@ -23,13 +24,40 @@ def page_keys(ids: NDArray[np.int32], page_size: int, keys: list[bytes] | None =
     `keys` are those of the first pages where they are known already.
     """
     keys = list(keys or ())
-    content = np.ascontiguousarray(ids, np.int32).tobytes()
+    content = np.ascontiguousarray(ids[len(keys) * page_size :], np.int32).tobytes()
     width = 4 * page_size
     key = keys[-1] if keys else b""
-    for start in range(len(keys) * width, len(content) - width + 1, width):
-        key = hashlib.blake2b(key + content[start : start + width], digest_size=KEY_BYTES).digest()
+    for start in range(0, len(content) - width + 1, width):
+        key = blake2b(key + content[start : start + width], digest_size=KEY_BYTES).digest()
         keys.append(key)
     return keys
+
+
+class PromptKeys:
+    """Keys of prompts' full pages. What a prompt has in common with the last one of the same first page is not
+    hashed again: requests on one document, or behind the same examples, tend to come together.
+    """
+
+    def __init__(self, page_size: int) -> None:
+        self._page_size = page_size
+        self._last: OrderedDict[bytes, tuple[NDArray[np.int32], list[bytes]]] = OrderedDict()
+        """A prompt and its keys by the bytes of the prompt's first page, the longest unused first."""
+
+    def of(self, prompt: NDArray[np.int32]) -> list[bytes]:
+        size = self._page_size
+        if len(prompt) < size:
+            return []
+        first = prompt[:size].tobytes()
+        known: list[bytes] = []
+        if (last := self._last.pop(first, None)) is not None:
+            both = min(len(prompt), len(last[0])) // size * size
+            same = prompt[:both] == last[0][:both]
+            known = last[1][: (both if same.all() else int(np.argmin(same))) // size]
+        keys = page_keys(prompt, size, known)
+        self._last[first] = prompt, keys
+        if len(self._last) > REMEMBERED_PROMPTS:
+            self._last.popitem(last=False)
+        return keys
 
 
 class PagePool:
@@ -91,17 +119,16 @@ class PagePool:
             idle = set(keyed)
             self._give(np.array([page for page in last.tolist() if page not in idle], np.int32))
 
-    def key(self, page: int, key: bytes) -> None:
-        """Say that held `page` has, or will have before any later plan runs, the content that `key` names.
+    def key(self, pages: list[int], keys: list[bytes]) -> None:
+        """Say that held `pages` have, or will have before any later plan runs, the content that `keys` name.
 
         Where another page has it already, that one stays the one to share.
         """
-        if key not in self._page_of and page not in self._key_of:
-            self._page_of[key] = page
-            self._key_of[page] = key
-
-    def has(self, key: bytes) -> bool:
-        return key in self._page_of
+        page_of, key_of = self._page_of, self._key_of
+        for page, key in zip(pages, keys):
+            if key not in page_of and page not in key_of:
+                page_of[key] = page
+                key_of[page] = key
 
     def match(self, keys: list[bytes]) -> Pages:
         """The pages of the longest known prefix of `keys`."""

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from toka.messages import Plan
 from workers.manager.admission import Admission
-from workers.manager.groups import Group, find_groups
+from workers.manager.groups import Grouping
 from workers.manager.sequences import Sequence, lead
 from workers.manager.slots import SlotArray, SlotState
 from workers.manager.state import State
@@ -43,8 +43,7 @@ class Planner:
         self._state = state
         self._admission = admission
         self._step = 0
-        self._groups: list[Group] = []
-        """Shared-prefix groups of slots, as they were when last looked for."""
+        self._grouping = Grouping(state.slots.count, state.limits.page_size)
 
     def plan(self) -> tuple[Plan, Sent] | None:
         """The next step, or None where no sequence can take one. All bookkeeping assumes it is sent."""
@@ -91,14 +90,13 @@ class Planner:
             if len(full) <= state.pages.available:
                 break
             state.preempt(self._youngest())
-        slots.table[full, slots.num_pages[full]] = state.pages.take(len(full))
-        slots.num_pages[full] += 1
+        slots.grow(full, state.pages.take(len(full)))
         return decode
 
     def _youngest(self) -> int:
         """The slot to preempt: of the least urgent sequences that hold pages, the last one admitted."""
         slots = self._state.slots
-        running = np.flatnonzero((slots.state == SlotState.PREFILL) | (slots.state == SlotState.DECODE))
+        running = slots.active()
         assert len(running) > 1, "one sequence alone does not fit the cache"
         return int(running[np.lexsort((slots.age[running], slots.priority[running]))[-1]])
 
@@ -123,7 +121,7 @@ class Planner:
 
     def _advance(self, decode: SlotArray, chunks: list[Chunk]) -> tuple[SlotArray, SlotArray]:
         """Move decode rows and chunks on as if they had run; (row, slot) of everything sampled."""
-        state, slots = self._state, self._state.slots
+        slots = self._state.slots
         slots.planned[decode] += 1
         rows, sampled = [], []
         for row, chunk in enumerate(chunks, start=len(decode)):
@@ -133,7 +131,6 @@ class Planner:
             self._key_prefilled(sequence, chunk)
             if chunk.last:
                 slots.state[chunk.slot] = SlotState.DECODE
-                state.grouping_stale = True
                 group = [chunk.slot, *self._start_siblings(sequence)]
                 sampled += group
                 rows += [row] * len(group)
@@ -147,9 +144,7 @@ class Planner:
         state, size = self._state, self._state.limits.page_size
         first, last = chunk.start // size, (chunk.start + len(chunk.ids)) // size
         keys = sequence.keys[first:last]
-        pages = state.slots.pages(chunk.slot)[first:last].tolist()
-        for page, key in zip(pages, keys):
-            state.pages.key(page, key)
+        state.pages.key(state.slots.pages(chunk.slot)[first:last].tolist(), keys)
         state.waiting.put_back(state.promises.settle(keys, sequence))
 
     def _start_siblings(self, leader: Sequence) -> list[int]:
@@ -163,7 +158,6 @@ class Planner:
         held = slots.pages(leader.slot)
         shared, partial = held[: target // size].copy(), held[target // size :].copy()
         count = self._admission.siblings_that_fit(leader.slot, len(siblings))
-        count = min(count, state.pages.available) if len(partial) else count
         started = [self._start_sibling(s, shared, partial, target) for s in siblings[:count]]
         if siblings[count:]:
             state.waiting.put_back([lead(siblings[count:])])
@@ -189,26 +183,13 @@ class Planner:
         return pairs
 
     def _group_fields(self, row_slots: SlotArray, starts: NDArray[np.int32]) -> dict[str, Any]:
-        groups = self._grouped_rows(row_slots, starts) if self._state.limits.shared_prefix else []
+        state, slots = self._state, self._state.slots
+        groups = []
+        if state.limits.shared_prefix:
+            groups = self._grouping.rows(slots, state.pages.refs, row_slots, starts)
         return {
             "group_pages": np.concatenate([NONE, *(g.pages for g in groups)]),
             "group_page_counts": np.array([len(g.pages) for g in groups], np.int32),
             "group_rows": np.concatenate([NONE, *(g.rows for g in groups)]),
             "group_row_counts": np.array([len(g.rows) for g in groups], np.int32),
         }
-
-    def _grouped_rows(self, row_slots: SlotArray, starts: NDArray[np.int32]) -> list[Group]:
-        """The groups of this step's rows, looked for anew only when sequences have come, gone or prefilled."""
-        state = self._state
-        prefilling = (state.slots.state[row_slots] == SlotState.PREFILL).any()
-        if state.grouping_stale or prefilling:
-            shared = state.pages.refs[state.slots.table[row_slots, 0]] > 1
-            depth = np.where(shared, starts // state.limits.page_size, 0).astype(np.int32)
-            width = int(depth.max(initial=0))
-            rows = find_groups(state.slots.table[row_slots, :width], depth, state.limits.page_size)
-            self._groups = [Group(row_slots[g.rows], g.pages) for g in rows]
-            state.grouping_stale = bool(prefilling)
-        row_of = np.full(state.limits.max_seqs, -1, np.int32)
-        row_of[row_slots] = np.arange(len(row_slots), dtype=np.int32)
-        present = [Group(row_of[g.rows][row_of[g.rows] >= 0], g.pages) for g in self._groups]
-        return [g for g in present if len(g.rows) > 1]

@@ -20,11 +20,15 @@ class Promises:
         for key in keys:
             self._by.setdefault(key, sequence)
 
-    def promised(self, key: bytes) -> bool:
-        return key in self._by
-
-    def park(self, key: bytes, entry: Sequence) -> None:
-        self._parked.setdefault(key, []).append(entry)
+    def park(self, entry: Sequence, found: int) -> bool:
+        """Whether the page behind the first `found` of `entry` is promised: then it is parked until the last page
+        that is promised from there on has been sent."""
+        at = found
+        while at < len(entry.keys) and entry.keys[at] in self._by:
+            at += 1
+        if at > found:
+            self._parked.setdefault(entry.keys[at - 1], []).append(entry)
+        return at > found
 
     def settle(self, keys: list[bytes], sequence: Sequence) -> list[Sequence]:
         """End what `sequence` promised of `keys` (kept or broken); the entries parked on them, in order."""

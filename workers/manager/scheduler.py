@@ -7,11 +7,11 @@ from collections.abc import Iterable
 import numpy as np
 
 from toka.messages import Finish, Outputs, Plan, StepResult, Submit, Work
+from toka.trace import OFF, Recorder
 from workers.manager.accounting import Accounting
 from workers.manager.admission import Admission
 from workers.manager.forecast import length_class
 from workers.manager.outbox import Outbox
-from workers.manager.pages import page_keys
 from workers.manager.planner import Planner, Sent
 from workers.manager.sequences import Sequence, Shard, lead
 from workers.manager.state import Limits, State
@@ -26,9 +26,10 @@ class Scheduler:
     plans sent. `result` takes results in the order of the plans.
     """
 
-    def __init__(self, limits: Limits, eos_token_ids: Iterable[int]) -> None:
+    def __init__(self, limits: Limits, eos_token_ids: Iterable[int], trace: Recorder = OFF) -> None:
         assert limits.max_seqs <= limits.max_tokens_per_step, "every running sequence decodes in each step"
         self.limits = limits
+        self._trace = trace
         self.state = State(limits)
         self.outbox = Outbox()
         self._eos = frozenset(eos_token_ids)
@@ -50,7 +51,7 @@ class Scheduler:
         if total > room:
             return f"prompt and max_tokens are {total} tokens, the KV cache holds {room}"
         params, counts = work.params, (work.params.top_k, work.params.min_tokens, work.params.logprobs + 1)
-        if not _within([*work.samples, *counts], INT32) or not _within([params.seed], 1 << 64):
+        if not _within([*work.samples, *counts, work.delivery], INT32) or not _within([params.seed], 1 << 64):
             return "a sample, a count or the seed is out of range"
         if not _within([*params.logit_bias, *params.stop_token_ids], limits.vocab_size):
             return f"token ids of logit_bias and stop_token_ids must be in 0..{limits.vocab_size - 1}"
@@ -76,7 +77,7 @@ class Scheduler:
                 self.state.waiting.append(sequence)
 
     def _shard(self, submit: Submit, work: Work) -> Shard:
-        params, limits = work.params, self.limits
+        params = work.params
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
         shard = Shard(
             frontend=submit.frontend,
@@ -85,22 +86,30 @@ class Scheduler:
             priority=submit.priority,
             params=params,
             prompt=work.prompt,
-            keys=page_keys(work.prompt, limits.page_size) if limits.prefix_cache else [],
             stop_ids=stop_ids,
             stop_set=self.state.stops.intern(stop_ids),
-            length_class=length_class(len(work.prompt), params.max_tokens),
+            length_class=length_class(len(work.prompt), params.max_tokens, bool(stop_ids)),
+            delivery=work.delivery,
         )
         outputs = np.split(work.outputs, np.cumsum(work.output_counts)[:-1])
-        shard.sequences = {s: Sequence(shard, s, o) for s, o in zip(work.samples, outputs)}
+        shard.sequences = {s: Sequence(shard, s, o, len(o)) for s, o in zip(work.samples, outputs)}
         return shard
 
     def cancel(self, request: bytes, samples: list[int]) -> None:
         """End `samples` of `request` (all of them where empty); nothing more is sent of them."""
         for shard in self._shards(request):
             wanted = [shard.sequences[s] for s in samples if s in shard.sequences] if samples else None
+            self._observe(wanted or [])
             ended = self._end_all(shard.sequences.values() if wanted is None else wanted)
             for _ in range(ended):
                 self.outbox.ended(shard)
+
+    def _observe(self, sequences: list[Sequence]) -> None:
+        """Single samples are cancelled where the frontend found a stop string: that is their length."""
+        for sequence in sequences:
+            if sequence.slot >= 0 and not sequence.ended:
+                length = int(self.state.slots.arrived[sequence.slot])
+                self.state.lengths.observe(sequence.shard.length_class, length, stopped=True)
 
     def _end_all(self, sequences: Iterable[Sequence]) -> int:
         alive = [s for s in sequences if not s.ended]
@@ -135,9 +144,12 @@ class Scheduler:
 
     def plan(self, admit: bool = True) -> tuple[Plan, Sent] | None:
         """Admit what fits, unless that is put off, and build the next step; None where nothing can run."""
+        self._admission.begin_step()
         if admit:
-            self._admission.admit()
-        return self._planner.plan()
+            with self._trace.span("admit"):
+                self._admission.admit()
+        with self._trace.span("plan"):
+            return self._planner.plan()
 
     def result(self, sent: Sent, result: StepResult) -> None:
         self.accounting.take(sent, result)

@@ -34,12 +34,14 @@ class Shard:
     priority: int
     params: SamplingParams
     prompt: NDArray[np.int32]
-    keys: list[bytes]
-    """Keys of the prompt's full pages; empty without the prefix cache."""
     stop_ids: frozenset[int]
     stop_set: int
     """The number of `stop_ids` in StopSets."""
     length_class: int
+    delivery: int
+    """Tokens of a sequence that its frontend is told together."""
+    keys: list[bytes] = field(default_factory=list)
+    """Keys of the prompt's full pages, once they were asked for; empty without the prefix cache."""
     sequences: dict[int, Sequence] = field(default_factory=dict)
     """By sample, whether ended or not; kept until the frontend releases the request."""
 
@@ -55,6 +57,8 @@ class Sequence:
     shard: Shard
     sample: int
     outputs: NDArray[np.int32] = field(default_factory=lambda: NO_OUTPUTS)
+    told: int = 0
+    """Output ids that its frontend has or was told."""
     slot: int = -1
     ended: bool = False
     finish: Finish = Finish.NONE

@@ -27,14 +27,15 @@ class SlotState(enum.IntEnum):
 class Slots:
     """`count` slots; positions and counts are in tokens, `planned` in the time of the plans already sent."""
 
-    def __init__(self, count: int, max_pages: int) -> None:
+    def __init__(self, count: int) -> None:
         self.count = count
         self.state = np.zeros(count, np.int8)
         self.sequence: list[Sequence | None] = [None] * count
         self.requests = np.zeros((count, 16), np.uint8)
         self.samples = np.zeros(count, np.int32)
         self.frontends = np.zeros(count, np.int32)
-        self.table = np.zeros((count, max_pages), np.int32)
+        self.table = np.zeros((count, 64), np.int32)
+        """Pages by slot, grown in width as sequences grow."""
         self.num_pages = np.zeros(count, np.int32)
         self.target = np.zeros(count, np.int32)
         """Tokens that prefill has to bring into the KV cache."""
@@ -43,7 +44,11 @@ class Slots:
         self.sampled = np.zeros(count, np.int32)
         """Output tokens whose sampling has been planned."""
         self.arrived = np.zeros(count, np.int32)
-        """Output tokens known here."""
+        """Output tokens known here, ..."""
+        self.told = np.zeros(count, np.int32)
+        """... those of them that the frontend has or was told, ..."""
+        self.delivery = np.ones(count, np.int32)
+        """... and how many more it is told together."""
         self.in_flight = np.zeros(count, np.int32)
         self.max_tokens = np.zeros(count, np.int32)
         self.cached = np.zeros(count, np.int32)
@@ -85,6 +90,7 @@ class Slots:
         self.planned[slot] = self.in_flight[slot] = 0
         self.target[slot] = len(shard.prompt) + len(sequence.outputs)
         self.sampled[slot] = self.arrived[slot] = len(sequence.outputs)
+        self.told[slot], self.delivery[slot] = sequence.told, shard.delivery
         self.max_tokens[slot] = shard.params.max_tokens
         self.cached[slot] = max(0, sequence.cached)
         self.stop_set[slot] = shard.stop_set
@@ -107,9 +113,24 @@ class Slots:
         self.outputs = wider
 
     def add_pages(self, slot: int, pages: Pages) -> None:
-        first = self.num_pages[slot]
+        first = int(self.num_pages[slot])
+        self._widen_table(first + len(pages))
         self.table[slot, first : first + len(pages)] = pages
         self.num_pages[slot] += len(pages)
+
+    def grow(self, slots: SlotArray, pages: Pages) -> None:
+        """One more page for each of `slots`."""
+        at = self.num_pages[slots]
+        self._widen_table(int(at.max(initial=0)) + 1)
+        self.table[slots, at] = pages
+        self.num_pages[slots] += 1
+
+    def _widen_table(self, width: int) -> None:
+        old = self.table.shape[1]
+        if width > old:
+            wider = np.zeros((self.count, max(width, 2 * old)), np.int32)
+            wider[:, :old] = self.table
+            self.table = wider
 
     def pages(self, slot: int) -> Pages:
         held: Pages = self.table[slot, : self.num_pages[slot]]
@@ -122,6 +143,18 @@ class Slots:
         self.outputs[slots, at] = tokens
         self.arrived[slots] += 1
 
+    def take_untold(self, slots: SlotArray) -> tuple[SlotArray, SlotArray, SlotArray]:
+        """The outputs of `slots` that are not told, told from now on: for each the first one's position and their
+        number; and the ids, slot after slot."""
+        first, arrived = self.told[slots], self.arrived[slots]
+        counts = arrived - first
+        self.told[slots] = arrived
+        ends = np.cumsum(counts)
+        # Where each slot's run begins in `outputs`, less where it begins in the result.
+        shifts = slots.astype(np.int64) * self.outputs.shape[1] + first - (ends - counts)
+        places = np.arange(counts.sum()) + np.repeat(shifts, counts)
+        return first, counts, self.outputs.reshape(-1)[places]
+
     def known_outputs(self, slot: int) -> SlotArray:
         return self.outputs[slot, : self.arrived[slot]].copy()
 
@@ -129,13 +162,17 @@ class Slots:
         """Free the slot; the sequence that had it takes its output ids along."""
         sequence = self.sequence[slot]
         assert sequence is not None and self.in_flight[slot] == 0
-        sequence.outputs = self.known_outputs(slot)
+        sequence.outputs, sequence.told = self.known_outputs(slot), int(self.told[slot])
         sequence.slot = -1
         self.sequence[slot] = None
         self.state[slot] = SlotState.FREE
         self.fresh[slot] = False
         self._free.append(slot)
         return sequence
+
+    def active(self) -> SlotArray:
+        """Slots whose sequences prefill or decode, ascending."""
+        return np.flatnonzero((self.state == SlotState.PREFILL) | (self.state == SlotState.DECODE)).astype(np.int32)
 
     def in_state(self, state: SlotState) -> SlotArray:
         """Slots in `state`, ascending."""

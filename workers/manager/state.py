@@ -37,7 +37,7 @@ class Limits:
 class State:
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self.slots = Slots(limits.max_seqs, limits.pages_for(limits.context_length))
+        self.slots = Slots(limits.max_seqs)
         self.pages = PagePool(limits.pages)
         self.waiting = WaitingQueue()
         self.promises = Promises()
@@ -50,8 +50,8 @@ class State:
         self.live = 0
         """Sequences that have not ended, running or not."""
         self.preemptions = 0
-        self.grouping_stale = True
-        """Whether a sequence has come or gone since shared-prefix groups were last looked for."""
+        self.recomputed = 0
+        """Tokens computed again after a preemption."""
 
     @property
     def running(self) -> int:
@@ -90,9 +90,9 @@ class State:
             self.copies.pop(page, None)
         self.pages.release(pages)
         slots.num_pages[slot] = 0
+        if slots.state[slot] == SlotState.PREFILL:
+            self.waiting.put_back(self.promises.settle(sequence.keys, sequence))
         slots.state[slot] = state
-        self.grouping_stale = True
-        self.waiting.put_back(self.promises.settle(sequence.keys, sequence))
         if slots.in_flight[slot] == 0:
             self.leave(slot)
 
@@ -103,8 +103,8 @@ class State:
         known = np.concatenate([sequence.shard.prompt, self.slots.known_outputs(slot)])
         known = known[: self.slots.planned[slot]]
         keys = page_keys(known, self.limits.page_size, sequence.keys)
-        for at in range(len(sequence.keys), len(keys)):
-            self.pages.key(int(pages[at]), keys[at])
+        prompt = len(sequence.keys)
+        self.pages.key(pages[prompt : len(keys)].tolist(), keys[prompt:])
 
     def leave(self, slot: int) -> None:
         """Free a slot whose tokens have all arrived; a preempted sequence queues again."""

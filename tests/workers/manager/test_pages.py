@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from workers.manager.pages import PagePool, page_keys
+from workers.manager.pages import REMEMBERED_PROMPTS, PagePool, PromptKeys, page_keys
 
 
 class PoolMachine(RuleBasedStateMachine):
@@ -27,8 +27,7 @@ class PoolMachine(RuleBasedStateMachine):
             return
         pages = np.concatenate([known, self.pool.take(length - len(known))])
         assert len(set(pages.tolist())) == length
-        for page, key in zip(pages.tolist(), keys):
-            self.pool.key(page, key)
+        self.pool.key(pages.tolist(), keys)
         self.held.append(pages)
 
     @precondition(lambda self: self.held)
@@ -51,8 +50,7 @@ def test_idle_pages_go_oldest_first_and_children_before_parents():
     pool = PagePool(6)
     first, second = pool.take(3), pool.take(3)
     for name, pages in ((b"a", first), (b"b", second)):
-        for i, page in enumerate(pages.tolist()):
-            pool.key(page, name + bytes([i]))
+        pool.key(pages.tolist(), [name + bytes([i]) for i in range(3)])
     pool.release(first)
     pool.release(second)
     pool.take(1)
@@ -75,3 +73,21 @@ def test_keys_depend_on_everything_before():
     assert page_keys(a, 4)[1] != page_keys(b, 4)[1]
     assert page_keys(a[:7], 4) == page_keys(a, 4)[:1]
     assert page_keys(a, 4, page_keys(a, 4)[:1]) == page_keys(a, 4)
+
+
+@given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 12), st.integers(0, 12)), max_size=12), st.integers(1, 5))
+def test_prompt_keys_are_those_of_the_pages(prompts, page_size):
+    """Whatever was asked before: prompts that share a beginning, repeat, are shorter or longer."""
+    keys = PromptKeys(page_size)
+    for first, length, fork in prompts:
+        ids = np.arange(length, dtype=np.int32)
+        ids[:1] = first
+        ids[fork:] += 100
+        assert keys.of(ids) == page_keys(ids, page_size)
+
+
+def test_prompt_keys_remember_so_many_prompts():
+    keys = PromptKeys(4)
+    for number in range(3 * REMEMBERED_PROMPTS):
+        keys.of(np.full(8, number, np.int32))
+    assert len(keys._last) == REMEMBERED_PROMPTS

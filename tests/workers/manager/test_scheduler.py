@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import deque
 from collections.abc import Sequence
@@ -35,7 +36,7 @@ class Harness:
             self.limits.pages,
             self.limits.page_size,
             self.limits.max_seqs,
-            self.scheduler.state.slots.table.shape[1],
+            self.limits.pages_for(self.limits.context_length),
             VOCAB,
         )
         self.depth = depth
@@ -45,6 +46,8 @@ class Harness:
         self.finish: dict[tuple[bytes, int], Finish] = {}
         self.cached: dict[tuple[bytes, int], int] = {}
         self.credits: dict[bytes, int] = {}
+        self.runs: dict[tuple[bytes, int], list[int]] = {}
+        """Tokens of each row that came."""
         self.steps = 0
         self._count = 0
 
@@ -59,6 +62,7 @@ class Harness:
         priority: int = 0,
         stop_token_ids: list[int] | None = None,
         logprobs: int = -1,
+        delivery: int = 1,
     ) -> bytes:
         self._count += 1
         request, seed = self._count.to_bytes(16, "big"), self._count
@@ -75,6 +79,7 @@ class Harness:
             params=params,
             samples=list(range(n)),
             output_counts=[outputs] * n,
+            delivery=delivery,
             prompt=ids,
             outputs=np.array([t for h in had for t in h], np.int32),
         )
@@ -134,6 +139,7 @@ class Harness:
                 assert name not in self.finish, "tokens after the end"
                 self.got[name] += tokens.tokens[at : at + count].tolist()
                 self.cached[name] = int(tokens.cached[i])
+                self.runs.setdefault(name, []).append(count)
                 at += count
                 if tokens.finish[i]:
                     self.finish[name] = Finish(int(tokens.finish[i]))
@@ -167,8 +173,17 @@ ARRIVAL = st.fixed_dictionaries(
         "priority": st.sampled_from([0, 0, 1]),
         "gap": st.integers(0, 6),
         "cancel": st.sampled_from([None, None, None, 0, 1, 3, 9]),
+        "delivery": st.sampled_from([1, 1, 3, 64]),
     }
 )
+
+
+def expect_short_outputs(harness: Harness) -> None:
+    """So that more is admitted than fits to its end."""
+    for prompt, max_tokens in itertools.product([1 << bits for bits in range(7)], [1 << bits for bits in range(7)]):
+        for stops in (False, True):
+            for _ in range(20):
+                harness.scheduler.state.lengths.observe(length_class(prompt, max_tokens, stops), 1, stopped=True)
 
 
 @settings(deadline=None)
@@ -182,9 +197,10 @@ ARRIVAL = st.fixed_dictionaries(
     depth=st.integers(1, 4),
     prefix_cache=st.booleans(),
     hurried=st.one_of(st.just([False]), st.lists(st.booleans(), min_size=1, max_size=7)),
+    hopeful=st.booleans(),
 )
 def test_everything_finishes_as_it_should(
-    arrivals, pages, page_size, max_seqs, budget, chunk, depth, prefix_cache, hurried
+    arrivals, pages, page_size, max_seqs, budget, chunk, depth, prefix_cache, hurried, hopeful
 ):
     pages = -(-pages * 4 // page_size)
     harness = Harness(
@@ -198,14 +214,16 @@ def test_everything_finishes_as_it_should(
         prefix_cache=prefix_cache,
         context_length=68,
     )
-    harness.scheduler.state.lengths.observe(0, 1)
+    if hopeful:
+        expect_short_outputs(harness)
     wanted: dict[bytes, dict] = {}
     cancelled: set[bytes] = set()
     due: list[tuple[int, bytes]] = []
     for number, a in enumerate(arrivals):
         prompt = [(7 * a["prefix"] + i) % (VOCAB - 4) + 4 for i in range(a["shared"])]
         prompt += [(number * 31 + i) % (VOCAB - 4) + 4 for i in range(a["own"])]
-        request = harness.submit(prompt, a["max_tokens"], a["n"], ignore_eos=a["ignore_eos"], priority=a["priority"])
+        options = {name: a[name] for name in ("ignore_eos", "priority", "delivery")}
+        request = harness.submit(prompt, a["max_tokens"], a["n"], **options)
         wanted[request] = a
         if a["cancel"] is not None:
             due.append((harness.steps + a["cancel"], request))
@@ -294,14 +312,15 @@ def test_without_the_prefix_cache_everything_is_computed():
 
 
 def test_preemption_keeps_the_tokens():
-    # Lengths are predicted to be 1, so both are admitted though only one fits to its end.
+    # Both are admitted though only one fits to its end.
     harness = Harness(pages=12, max_seqs=2)
-    for _ in range(20):
-        harness.scheduler.state.lengths.observe(length_class(8, 40), 1)
+    expect_short_outputs(harness)
     names = [harness.submit([10 + i] * 8, 40, ignore_eos=True) for i in range(2)]
     harness.drain()
     assert harness.scheduler.state.preemptions > 0
     assert all(len(harness.got[name, 0]) == 40 for name in names)
+    # The younger one gave way once, and was computed again from its first page that had gone.
+    assert 0 < harness.scheduler.state.recomputed <= harness.scheduler.state.preemptions * 48
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
@@ -390,6 +409,59 @@ def test_resume_sends_again_from_where_the_frontend_is():
     harness.scheduler.resume(request, 0, 3)
     harness.deliver(harness.scheduler.outputs(epoch=1))
     assert harness.got[request, 0] == tokens and harness.finish[request, 0] == finish
+
+
+def test_tokens_are_delivered_together_as_wished_and_what_is_left_at_the_end():
+    harness = Harness(pages=100)
+    wished = {harness.submit([4, 5, 6], 10, outputs=2, delivery=each, ignore_eos=True): each for each in (1, 3, 64)}
+    harness.drain()
+    runs = {delivery: harness.runs[request, 0] for request, delivery in wished.items()}
+    assert runs == {1: [1] * 8, 3: [3, 3, 2], 64: [8]}
+    for request in wished:
+        assert harness.got[request, 0] == harness.expected(request, 0, 10, set())[0]
+
+
+def test_a_preempted_sequence_keeps_what_was_not_delivered():
+    harness = Harness(pages=12, max_seqs=2)
+    expect_short_outputs(harness)
+    names = [harness.submit([10 + i] * 8, 40, delivery=16, ignore_eos=True) for i in range(2)]
+    harness.drain()
+    assert harness.scheduler.state.preemptions > 0
+    assert [harness.runs[name, 0] for name in names] == [[16, 16, 8]] * 2
+    assert all(harness.got[name, 0] == harness.expected(name, 0, 40, set())[0] for name in names)
+
+
+def test_resume_sends_what_was_not_delivered_yet():
+    harness = Harness(pages=60)
+    request = harness.submit([4, 5, 6], 12, delivery=64, ignore_eos=True, logprobs=0)
+    while harness.scheduler.state.slots.arrived.max() < 7:
+        harness.step()
+    assert not harness.got[request, 0]
+    assert harness.scheduler.resume(request, 0, 0)
+    (message,) = harness.scheduler.outputs(epoch=1)
+    early = decode(message.payload)
+    assert isinstance(early, Tokens) and early.counts.tolist() == [7]
+    assert early.tokens.tolist() == harness.expected(request, 0, 7, set())[0]
+    assert early.chosen.tolist() == [-position for position in range(7)]
+
+
+def test_log_probabilities_come_with_their_tokens():
+    harness = Harness(pages=60)
+    harness.submit([4, 5], 5, delivery=3, ignore_eos=True)
+    harness.submit([4, 5], 5, delivery=3, ignore_eos=True, logprobs=0)
+    chosen: list[list[float]] = []
+    deliver = harness.deliver
+
+    def note(messages: list[Outputs]) -> None:
+        for message in messages:
+            tokens = decode(message.payload)
+            assert isinstance(tokens, Tokens)
+            chosen.append(tokens.chosen.tolist())
+        deliver(messages)
+
+    harness.deliver = note  # type: ignore[method-assign]
+    harness.drain()
+    assert [each for each in chosen if each] == [[0, -1, -2], [-3, -4]]
 
 
 def test_resume_of_resubmitted_work_sends_the_log_probabilities_of_its_tokens():

@@ -1,0 +1,68 @@
+"""Listening sockets: for several processes, of a host of several addresses, and where the port is taken."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+
+import pytest
+
+from toka.listen import LISTEN_FDS, inherited, listen
+
+
+def accepted(listening: socket.socket) -> int:
+    listening.setblocking(False)
+    count = 0
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            listening.accept()[0].close()
+            count += 1
+    return count
+
+
+def test_connections_spread_over_the_processes():
+    sets = listen("127.0.0.1", 0, 4)
+    (port,) = {each.getsockname()[1] for [each] in sets}
+    with contextlib.ExitStack() as clients:
+        for _ in range(200):
+            clients.enter_context(socket.create_connection(("127.0.0.1", port)))
+        counts = [accepted(each) for [each] in sets]
+    assert sum(counts) == 200 and min(counts) > 20
+    for [each] in sets:
+        each.close()
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_port_that_is_shared_is_taken_all_the_same(processes: int):
+    sets = listen("127.0.0.1", 0, 2)
+    port = sets[0][0].getsockname()[1]
+    with pytest.raises(ValueError, match=f"cannot listen on 127.0.0.1:{port}: Address already in use"):
+        listen("127.0.0.1", port, processes)
+    for [each] in sets:
+        each.close()
+
+
+def test_a_host_that_is_not_there():
+    with pytest.raises(ValueError, match=r"cannot listen on 192\.0\.2\.1:0: Cannot assign"):
+        listen("192.0.2.1", 0)
+
+
+def test_a_name_is_listened_to_at_all_its_addresses(monkeypatch: pytest.MonkeyPatch):
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0)) for address in ("127.0.0.1", "127.0.0.2")]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    (own,) = listen("name", 0)
+    names = [each.getsockname() for each in own]
+    assert names == [("127.0.0.1", names[0][1]), ("127.0.0.2", names[0][1])]
+    for each in own:
+        each.close()
+
+
+def test_what_is_inherited_is_taken_once(monkeypatch: pytest.MonkeyPatch):
+    ((mine,),) = listen("127.0.0.1", 0)
+    monkeypatch.setenv(LISTEN_FDS, str(os.dup(mine.fileno())))
+    (own,) = inherited()
+    assert own.getsockname() == mine.getsockname() and not own.get_inheritable()
+    assert not inherited()
+    own.close()
+    mine.close()
