@@ -151,7 +151,7 @@ def _broken(body: Body, message: str) -> ApiError:
                 return wrong(path, "half of a surrogate pair is not text")
     except (ValueError, RecursionError):
         pass
-    return ApiError(400, f"the body is not JSON: {message[0].lower()}{message[1:]}", code="invalid_json")
+    return ApiError(400, f"the body is not JSON: {message}", code="invalid_json")
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

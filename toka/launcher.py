@@ -26,11 +26,9 @@ from toka.trace import gathered
 
 EXAMPLE = {"messages": [{"role": "user", "content": "Tell me a joke."}], "max_tokens": 100, "stream": True}
 POLL_SECONDS = 0.02
+STAGE = "workers.stage"
 
 log = logging.getLogger(__name__)
-
-
-STAGE = "workers.stage"
 
 
 def main(stage: str = STAGE) -> None:
@@ -62,7 +60,7 @@ async def serve(config: Config, folder: Path, stage: str = STAGE) -> int:
 
     async def on_ready(texts: Mapping[str, str]) -> None:
         url = texts[frontends[0].name]
-        await until_serving(url, len(frontends))
+        await until_serving(url, frontends)
         log.info("ready", extra={"url": url, "seconds": time.monotonic() - began})
         # A pipe that is closed or a disk that is full; unbuffered, since Python fails if it cannot flush at its end.
         with contextlib.suppress(OSError):
@@ -89,11 +87,10 @@ def supervise(config: Config, units: Sequence[Unit]) -> Supervisor:
 def frontend_units(config: Config) -> list[Unit]:
     """The frontends, each with sockets of its own on the one port; ValueError where that cannot be had."""
     args = arguments(config, "frontend")
-    if config.frontends == 1:
-        return [Unit("frontend", [Part("frontend", "frontend", args, sockets=listen(config.host, config.port)[0])])]
+    numbers = map(str, range(config.frontends)) if config.frontends > 1 else [""]
     return [
-        Unit("frontend", [Part(f"frontend {number}", "frontend", args, {"TOKA_FRONTEND": str(number)}, sockets)])
-        for number, sockets in enumerate(listen(config.host, config.port, config.frontends))
+        Unit("frontend", [Part(f"frontend {number}".strip(), "frontend", args, {"TOKA_FRONTEND": number}, sockets)])
+        for number, sockets in zip(numbers, listen(config.host, config.port, config.frontends))
     ]
 
 
@@ -109,13 +106,13 @@ def replica_unit(config: Config, name: str, sockets: Path, stage: str = STAGE) -
     )
 
 
-async def until_serving(url: str, frontends: int) -> None:
+async def until_serving(url: str, frontends: Sequence[Unit]) -> None:
     """Wait until every frontend at `url` has said that it can serve: parts may be ready and not have met yet.
 
-    Which of them answers is by chance.
+    Which of them answers is by chance. One that is given up meanwhile is not waited for.
     """
     serving: set[int] = set()
-    while len(serving) < frontends:
+    while any(number not in serving and not unit.gave_up for number, unit in enumerate(frontends)):
         number = await answers(url)
         if number is None or number in serving:
             await asyncio.sleep(POLL_SECONDS)
@@ -134,7 +131,8 @@ async def answers(url: str) -> int | None:
             return int(json.loads(body)["frontend"]) if b" 200 " in head.partition(b"\r\n")[0] else None
         finally:
             writer.close()
-    except OSError:
+    except (OSError, ValueError):
+        # Refused, or cut off: it died.
         return None
 
 

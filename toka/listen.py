@@ -7,9 +7,11 @@ frontend is restarted: what connects meanwhile waits and is not refused.
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from contextlib import ExitStack
+from typing import Any
 
 BACKLOG = 4096
 """Connections that wait to be accepted: batch clients open thousands at once."""
@@ -36,9 +38,9 @@ def listen(host: str, port: int, processes: int = 1) -> list[Sockets]:
 
 def _listen(host: str, port: int, processes: int, opened: ExitStack) -> list[Sockets]:
     sets: list[Sockets] = [[] for _ in range(processes)]
-    for family, kind, protocol, _, address in socket.getaddrinfo(
-        host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    ):
+    found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    # Where none is there, opening the first says why.
+    for family, kind, protocol, _, address in [each for each in found if _is_there(*each)] or found:
         for number, own in enumerate(sets):
             each = opened.enter_context(socket.socket(family, kind, protocol))
             each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -56,6 +58,16 @@ def _listen(host: str, port: int, processes: int, opened: ExitStack) -> list[Soc
         for each in own:
             each.listen(BACKLOG)
     return sets
+
+
+def _is_there(family: int, kind: int, protocol: int, _: str, address: tuple[Any, ...]) -> bool:
+    """Whether this machine has an address: names have IPv6 ones even where IPv6 is off or not in the kernel."""
+    try:
+        with socket.socket(family, kind, protocol) as tried:
+            tried.bind((address[0], 0, *address[2:]))
+    except OSError as error:
+        return error.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
+    return True
 
 
 def inherited() -> Sockets:

@@ -26,6 +26,12 @@ MOST_EVENTS = 500_000
 DEVICE_TRACK = 1 << 22
 """Number of the track of a GPU's steps, and the first of those of its streams: no thread has it."""
 
+ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+ON_HOST = "cpu_op"
+"""Categories of torch's own events that a timeline takes over: of the GPU's streams, and of operators on a CPU."""
+QUEUED = "plans queued"
+"""Counter, of the one value `plans`: plans that were sent and whose results have not come."""
+
 Json = dict[str, Any]
 log = logging.getLogger(__name__)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 import re
@@ -22,7 +23,8 @@ import pytest
 from tests.support.server import ROOT, Running, Server, environment, free_port, running, serve, until
 from tests.support.tiny import tiny_config
 from toka.folders import run_folder
-from toka.launcher import example
+from toka.launcher import example, until_serving
+from toka.supervisor import Unit
 
 PARTS = ["toka: broker", "toka: frontend", "toka: manager r0", "toka: stage r0.0"]
 SMALL: dict[str, object] = {"weights": "random", "max_seqs": 4, "kv_cache_tokens": 2048, "threads": 1}
@@ -128,6 +130,30 @@ def test_a_run_folder_serves_one_at_a_time_and_is_emptied_of_sockets(private: Pa
 def test_the_example_goes_where_a_server_of_all_addresses_can_be_reached():
     assert "http://127.0.0.1:80/v1/chat/completions" in example("http://0.0.0.0:80")
     assert "http://[::1]:80/v1/chat/completions" in example("http://[::]:80")
+
+
+async def test_a_start_is_over_when_each_frontend_that_is_not_given_up_has_answered():
+    """Answers that are cut off say nothing, and of one that is given up none comes."""
+    body = b'{"status":"ok","frontend":0}'
+    whole = b"HTTP/1.0 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+    cuts = iter([0, 5, whole.index(b"\r\n"), len(whole) - len(body), len(whole) - 5])
+    units = [Unit("frontend", []), Unit("frontend", [])]
+    answered = 0
+
+    async def serve_one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal answered
+        await reader.readuntil(b"\r\n\r\n")
+        cut = next(cuts, None)
+        writer.write(whole[:cut])
+        writer.close()
+        answered += cut is None
+        if answered == 3:
+            units[1].gave_up = True
+
+    async with await asyncio.start_server(serve_one, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        await asyncio.wait_for(until_serving(f"http://127.0.0.1:{port}", units), 10)
+    assert answered == 3
 
 
 # --- A whole server -----------------------------------------------------------------------------------

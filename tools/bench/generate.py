@@ -1,11 +1,10 @@
 """Static-batch `generate` of transformers, run by the Python of its own environment:
 
-    python generate.py FOLDER INPUT_TOKENS OUTPUT_TOKENS ROUNDS BATCH ...
+    python generate.py FOLDER INPUT_TOKENS OUTPUT_TOKENS
 
-Prints `{"BATCH": [seconds of each round]}`. Greedy, bfloat16, one warm-up before the rounds that count.
+Reads a batch size from each line of its input, runs such a batch once, and prints its seconds. Greedy, bfloat16.
 """
 
-import json
 import sys
 import time
 
@@ -14,24 +13,21 @@ from transformers import AutoModelForCausalLM
 
 
 def main() -> None:
-    folder, (length, tokens, rounds, *batches) = sys.argv[1], map(int, sys.argv[2:])
+    folder, (length, tokens) = sys.argv[1], map(int, sys.argv[2:])
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
     generator = torch.Generator().manual_seed(0)
-    figures: dict[int, list[float]] = {batch: [] for batch in batches}
-    for batch in batches:
-        for _ in range(1 + rounds):
-            prompt = torch.randint(1_000, 40_000, (batch, length), generator=generator)
-            began = time.perf_counter()
-            answer = model.generate(
-                prompt,
-                attention_mask=torch.ones_like(prompt),
-                min_new_tokens=tokens,
-                max_new_tokens=tokens,
-                do_sample=False,
-            )
-            figures[batch].append(time.perf_counter() - began)
-            assert answer.shape == (batch, length + tokens)
-    print(json.dumps({batch: seconds[1:] for batch, seconds in figures.items()}))
+    for line in sys.stdin:
+        prompt = torch.randint(1_000, 40_000, (int(line), length), generator=generator)
+        began = time.perf_counter()
+        answer = model.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            min_new_tokens=tokens,
+            max_new_tokens=tokens,
+            do_sample=False,
+        )
+        print(time.perf_counter() - began, flush=True)
+        assert answer.shape == (int(line), length + tokens)
 
 
 main()

@@ -22,7 +22,7 @@ import numpy as np
 from toka.config import Config, load
 from toka.messages import StageReady
 from toka.model import open_model
-from toka.trace import Recorder
+from toka.trace import QUEUED, Recorder
 from tools.bench.manager import lengths, message
 from tools.bench.workloads import SHAPES, Request, named
 from workers.manager.__main__ import limits
@@ -87,14 +87,14 @@ class Replica:
                 computed += len(planned[0].tokens)
                 pages += scheduler.state.pages.held
                 spent["launch"] += -clock + (clock := time.perf_counter())
-                trace.count("plans queued", plans=len(flying))
+                trace.count(QUEUED, plans=len(flying))
                 profile.stepped()
             spent["plan"] += -clock + (clock := time.perf_counter())
             if not flying:
                 break
             with trace.span("wait"):
                 result = self.executor.collect()
-            trace.count("plans queued", plans=len(flying) - 1)
+            trace.count(QUEUED, plans=len(flying) - 1)
             spent["wait"] += -clock + (clock := time.perf_counter())
             with trace.span("account"):
                 scheduler.result(flying.popleft(), result)

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from toka.trace import ON_DEVICE, ON_HOST, QUEUED
+
 Json = dict[str, Any]
-ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
-QUEUE = "plans queued"
 Spans = NDArray[np.float64]
 """[spans, 2]: began and ended, in us."""
 
@@ -66,10 +66,10 @@ def device(events: list[Json]) -> Json:
 def manager(events: list[Json], began: float, ended: float) -> Json:
     """Of a manager's events between the first step's begin and the last one's end."""
     inside = [e for e in events if e["ph"] == "X" and began <= e["ts"] < ended and e["name"] != "step"]
-    queue = [e for e in events if e["name"] == QUEUE]
+    queue = [e for e in events if e["name"] == QUEUED]
     by_name: dict[str, float] = defaultdict(float)
     for event in inside:
-        if event.get("cat") not in (*ON_DEVICE, "cpu_op"):
+        if event.get("cat") not in (*ON_DEVICE, ON_HOST):
             by_name[event["name"]] += event["dur"]
     sends = [e for e in inside if "hurried" in e["args"]]
     plans = len([e for e in inside if e["name"] == "plan"])
@@ -96,7 +96,7 @@ def report(trace: Json) -> list[Json]:
         events, line = by_process[process], {"process": titles[process]}
         if any(e["name"] == "step" for e in events):
             line |= device(events)
-        if any(e["name"] == QUEUE for e in events):
+        if any(e["name"] == QUEUED for e in events):
             line |= manager(events, float(steps[:, 0].min()), float(steps[:, 1].max()))
         lines.append(line)
     dropped = [e["args"]["dropped"] for e in trace["traceEvents"] if e["name"] == "toka_dropped_events"]

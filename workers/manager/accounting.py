@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from toka.messages import Finish, StepResult
+from toka.messages import Finish, Int32, StepResult
 from workers.manager.admission import Admission
 from workers.manager.outbox import Outbox, Rows, finish_codes
 from workers.manager.planner import Sent
 from workers.manager.sequences import TokenLogprobs
-from workers.manager.slots import SlotArray, SlotState
+from workers.manager.slots import SlotState
 from workers.manager.state import State
 
 
@@ -20,7 +20,7 @@ class Accounting:
         self._admission = admission
         self._outbox = outbox
         self.tokens = 0
-        """Tokens delivered."""
+        """Tokens that belong to an answer, whether told yet or not."""
         self.discarded = 0
         """Tokens computed past the end of their sequence and thrown away."""
 
@@ -41,7 +41,7 @@ class Accounting:
         for slot in sent.slots[left].tolist():
             self._state.leave(slot)
 
-    def _append(self, rows: SlotArray, tokens: SlotArray) -> None:
+    def _append(self, rows: Int32, tokens: Int32) -> None:
         """Append one token to each of the slots `rows`, tell the frontends what is due, and end what has ended."""
         slots = self._state.slots
         slots.append_outputs(rows, tokens)
@@ -54,7 +54,7 @@ class Accounting:
         for slot, code in zip(rows[ended].tolist(), finish[ended].tolist()):
             self._end(slot, Finish(code))
 
-    def _deliver(self, rows: SlotArray, finish: NDArray[np.uint8]) -> None:
+    def _deliver(self, rows: Int32, finish: NDArray[np.uint8]) -> None:
         """Tell the frontends all that is not told of the slots `rows`."""
         slots = self._state.slots
         frontends = slots.frontends[rows]
@@ -85,7 +85,7 @@ class Accounting:
         self._outbox.ended(sequence.shard)
         self._state.end(sequence, finish)
 
-    def _keep_logprobs(self, sent: SlotArray, live: NDArray[np.bool_], result: StepResult) -> None:
+    def _keep_logprobs(self, sent: Int32, live: NDArray[np.bool_], result: StepResult) -> None:
         """Append the step's log-probabilities to the sequences that asked for them."""
         if not len(result.chosen):
             return
@@ -99,7 +99,7 @@ class Accounting:
                 sequence.logprobs.append(TokenLogprobs(float(result.chosen[i]), top_ids, top_values))
             at += k
 
-    def _last_logprobs(self, rows: SlotArray, counts: SlotArray) -> list[TokenLogprobs]:
+    def _last_logprobs(self, rows: Int32, counts: Int32) -> list[TokenLogprobs]:
         """Those of the last `counts[i]` tokens of each slot `rows[i]` that asked for them."""
         slots = self._state.slots
         found: list[TokenLogprobs] = []

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-from workers.manager.forecast import Forecast
-from workers.manager.pages import Pages, PromptKeys, page_keys
+from toka.messages import Int32
+from workers.manager.forecast import Forecast, Need
+from workers.manager.pages import PromptKeys, page_keys
 from workers.manager.sequences import Sequence
-from workers.manager.slots import SlotArray, SlotState
+from workers.manager.slots import SlotState
 from workers.manager.state import State
-
-Int32 = NDArray[np.int32]
 
 BACKLOG_STEPS = 2
 """Steps' worth of prompt tokens that may be admitted and not yet planned: more would only hold pages idle."""
@@ -54,7 +52,7 @@ class Admission:
                 break
             backlog += int(slots.target[entry.slot] - slots.planned[entry.slot])
 
-    def _find(self, entry: Sequence) -> Pages:
+    def _find(self, entry: Sequence) -> Int32:
         """The pages in the cache that `entry` begins with."""
         state, size = self._state, self._state.limits.page_size
         if state.limits.prefix_cache:
@@ -65,7 +63,7 @@ class Admission:
                 entry.keys = page_keys(entry.ids(), size, shard.keys) if len(entry.outputs) else shard.keys
         return state.pages.match(entry.keys)
 
-    def _start(self, entry: Sequence, found: Pages) -> bool:
+    def _start(self, entry: Sequence, found: Int32) -> bool:
         """Put `entry` into a slot with pages for all it has to prefill; False where it has no room yet."""
         state, size = self._state, self._state.limits.page_size
         total = len(entry.shard.prompt) + len(entry.outputs)
@@ -73,7 +71,8 @@ class Admission:
         new = state.limits.pages_for(total) - len(matched)
         idle = int((state.pages.refs[matched] == 0).sum())
         left = entry.shard.params.max_tokens - len(entry.outputs)
-        fits = self._fitting(1, total, new + idle, entry.shard.length_class, len(entry.outputs), left)
+        need = Need(total, new + idle, entry.shard.length_class, len(entry.outputs), left)
+        fits = self._fitting(1, need)
         # Alone it always fits: no request longer than the whole cache is accepted.
         if new + idle > state.pages.available or not (fits or self._nothing_runs()):
             return False
@@ -86,51 +85,50 @@ class Admission:
         state.slots.add_pages(slot, np.concatenate([matched, state.pages.take(new)]))
         state.slots.planned[slot] = len(matched) * size
         state.promises.promise(entry.keys[len(found) :], entry)
-        self._count_in(1, total, new + idle, entry.shard.length_class, len(entry.outputs), left)
+        self._count_in(1, need)
         return True
 
     def _nothing_runs(self) -> bool:
-        state = self._state.slots.state
-        return not ((state == SlotState.PREFILL) | (state == SlotState.DECODE)).any()
+        return not len(self._state.slots.active())
 
     def siblings_that_fit(self, leader: int, count: int) -> int:
         """How many of `count` siblings of the sequence in slot `leader` may start beside it."""
         slots, size = self._state.slots, self._state.limits.page_size
         count = min(count, slots.free)
-        target, name, left = int(slots.target[leader]), int(slots.length_class[leader]), int(slots.max_tokens[leader])
+        target = int(slots.target[leader])
         own = int(target % size > 0)
         if own:
             count = min(count, self._state.pages.available)
-        count = self._fitting(count, target, own, name, 0, left)
-        self._count_in(count, target, own, name, 0, left)
+        need = Need(target, own, int(slots.length_class[leader]), 0, int(slots.max_tokens[leader]))
+        count = self._fitting(count, need)
+        self._count_in(count, need)
         return count
 
     # The pages to come
 
-    def _fitting(self, count: int, tokens: int, own: int, name: int, have: int, left: int) -> int:
-        """How many of `count` sequences like this one have room to their ends; see `Forecast.add`."""
+    def _fitting(self, count: int, need: Need) -> int:
+        """How many of `count` sequences with this need have room to their ends."""
         limits = self._state.limits
         if count == 0:
             return 0
         if self._most < 0:
             self._most = self._state.pages.held + self._growth()
-        if self._most + count * self._most_of(tokens, own, left) <= limits.pages:
+        if self._most + count * self._most_of(need) <= limits.pages:
             return count
         if not self._forecast_made:
             self._forecast.begin(*self._running())
             self._forecast_made = True
-        return self._forecast.fitting(count, tokens, own, name, have, left)
+        return self._forecast.fitting(count, need)
 
-    def _count_in(self, count: int, tokens: int, own: int, name: int, have: int, left: int) -> None:
+    def _count_in(self, count: int, need: Need) -> None:
         """`count` such sequences were started."""
-        self._most += count * self._most_of(tokens, own, left)
+        self._most += count * self._most_of(need)
         if self._forecast_made and count:
-            rows = np.repeat(np.array([[tokens], [own], [name], [have], [left]], np.int32), count, axis=1)
-            self._forecast.add(*rows)
+            self._forecast.add(*np.repeat(np.array(need, np.int32)[:, None], count, axis=1))
 
-    def _most_of(self, tokens: int, own: int, left: int) -> int:
+    def _most_of(self, need: Need) -> int:
         limits = self._state.limits
-        return own + limits.pages_for(tokens + left) - limits.pages_for(tokens)
+        return need.own + limits.pages_for(need.tokens + need.left) - limits.pages_for(need.tokens)
 
     def _growth(self) -> int:
         """Pages that what runs would still take to run to its limit."""
@@ -150,7 +148,7 @@ class Admission:
         shared = self._state.pages.held - int(own.sum())
         return shared, tokens, own, slots.length_class[active], have, slots.max_tokens[active] - have
 
-    def _shared(self, active: SlotArray) -> Int32:
+    def _shared(self, active: Int32) -> Int32:
         """For each slot of `active`, how many of its pages others hold as well: its first ones."""
         table, refs = self._state.slots.table, self._state.pages.refs
         low = np.zeros(len(active), np.int32)

@@ -8,11 +8,13 @@ its limit says only that it did not stop before, and short ones, which finish fi
 from __future__ import annotations
 
 from collections import defaultdict
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-Int32 = NDArray[np.int32]
+from toka.messages import Int32
+
 Floats = NDArray[np.float64]
 
 PRIOR = 4.0
@@ -24,7 +26,7 @@ MARGIN = 1.5
 LAG = 3
 """Steps after which it is known that a sequence has stopped."""
 _BEYOND = 8
-"""Times the longest length seen: nothing is known to stop beyond that age."""
+"""Times the longest length seen, if the limit is not less: nothing is known to stop beyond that age."""
 _OCTAVES = 24
 _EDGES = np.unique([0, *(int(2 ** (quarter / 4)) for quarter in range(4 * _OCTAVES + 1))])
 """Ages between which the rate of stops is taken to be one: four to a doubling."""
@@ -32,7 +34,7 @@ _WIDTHS = np.diff(_EDGES).astype(np.float64)
 _CLASSES = 1 << 13
 
 
-def length_class(prompt: int, max_tokens: int, stops: bool) -> int:
+def class_of(prompt: int, max_tokens: int, stops: bool) -> int:
     """Requests of one class are expected to run alike: prompt and limit within a factor of two, `stops` equal.
 
     stops: whether any id ends it before its limit.
@@ -42,6 +44,11 @@ def length_class(prompt: int, max_tokens: int, stops: bool) -> int:
 
 def _family(max_tokens: int, stops: bool) -> int:
     return 2 * max_tokens.bit_length() + stops
+
+
+def _limit(length_class: int) -> int:
+    """No sequence of the class gets so many outputs."""
+    return 1 << (length_class >> 7)
 
 
 def _passed(ages: Int32) -> Floats:
@@ -116,47 +123,57 @@ class LengthPredictor:
         self._last = np.zeros(_CLASSES, np.int32)
         """Where each class begins there, and the last age that it has there: beyond it nothing is known to stop."""
 
-    def observe(self, name: int, length: int, stopped: bool) -> None:
-        """A sequence of class `name` ended with `length` outputs; stopped: before its limit would have ended it."""
+    def observe(self, length_class: int, length: int, stopped: bool) -> None:
+        """A sequence of `length_class` ended with `length` outputs; stopped: before its limit would have ended it."""
         if length > 0:
-            self._lives[name].add(length, stopped)
-            self._lives[-(name >> 6)].add(length, stopped)
+            self._lives[length_class].add(length, stopped)
+            self._lives[-(length_class >> 6)].add(length, stopped)
 
-    def learn(self, classes: Int32, have: Int32) -> None:
+    def learn(self, length_class: Int32, have: Int32) -> None:
         """Take in what was observed, and sequences of these classes that run and have so many outputs."""
-        stale = [name for name, lives in self._lives.items() if lives.stale and name > 0]
+        stale = [each for each, lives in self._lives.items() if lives.stale and each > 0]
         if not stale:
             return
-        for family in {name >> 6 for name in stale}:
-            self._lives[-family].estimate(have[classes >> 6 == family], None)
-        for name in stale:
-            self._lives[name].estimate(have[classes == name], self._lives[-(name >> 6)].rates)
+        for family in {each >> 6 for each in stale}:
+            self._lives[-family].estimate(have[length_class >> 6 == family], None)
+        for each in stale:
+            self._lives[each].estimate(have[length_class == each], self._lives[-(each >> 6)].rates)
         self._tabulate()
 
     def _tabulate(self) -> None:
         tables = [np.zeros(1, np.float32)]
         at = 1
-        for name, lives in self._lives.items():
-            if name > 0:
-                last = _BEYOND * lives.longest
+        for length_class, lives in self._lives.items():
+            if length_class > 0:
+                last = min(_BEYOND * lives.longest, _limit(length_class))
                 hazard = np.append(0, np.cumsum(-np.log1p(-np.minimum(lives.rates, 0.99)) * _WIDTHS))
                 tables.append(-np.interp(np.arange(last + 1), _EDGES, hazard).astype(np.float32))
-                self._first[name], self._last[name] = at, last
+                self._first[length_class], self._last[length_class] = at, last
                 at += last + 1
         self._log_alive = np.concatenate(tables)
 
-    def alive(self, classes: Int32, have: Int32, steps: Int32) -> NDArray[np.float32]:
-        """[n, k] probability that a sequence of `classes` [n] with `have` [n] outputs runs on after `steps` [k] more.
+    def alive(self, length_class: Int32, have: Int32, steps: Int32) -> NDArray[np.float32]:
+        """[n, k] probability that a sequence of this class [n] with `have` [n] outputs runs on after `steps` [k] more.
 
-        Its limit is not looked at.
+        Its limit is not looked at; beyond it this says nothing.
         """
-        first, last = self._first[classes][:, None], self._last[classes][:, None]
+        first, last = self._first[length_class][:, None], self._last[length_class][:, None]
         ages = np.minimum(have[:, None] + steps, last)
         ages += first
         log = self._log_alive[ages]
         log -= self._log_alive[first + np.minimum(have[:, None], last)]
         alive: NDArray[np.float32] = np.exp(log, out=log)
         return alive
+
+
+class Need(NamedTuple):
+    """What one sequence needs; the fields are the arguments of `Forecast.add`, in their order."""
+
+    tokens: int
+    own: int
+    length_class: int
+    have: int
+    left: int
 
 
 class Forecast:
@@ -176,36 +193,35 @@ class Forecast:
         self._mean = np.zeros(len(self._starts))
         self._variance = np.zeros(len(self._starts))
 
-    def begin(self, held: int, tokens: Int32, own: Int32, classes: Int32, have: Int32, left: Int32) -> None:
+    def begin(self, held: int, tokens: Int32, own: Int32, length_class: Int32, have: Int32, left: Int32) -> None:
         """Forecast anew: `held` pages for good and n sequences as in `add`."""
-        self._lengths.learn(classes, have)
+        self._lengths.learn(length_class, have)
         self._mean[:] = held
         self._variance[:] = 0
-        self.add(tokens, own, classes, have, left)
+        self.add(tokens, own, length_class, have, left)
 
-    def add(self, tokens: Int32, own: Int32, classes: Int32, have: Int32, left: Int32) -> None:
+    def add(self, tokens: Int32, own: Int32, length_class: Int32, have: Int32, left: Int32) -> None:
         """More sequences. All [n].
 
         tokens: length now, once prefilled; own: pages that it gives back at its end, those that `tokens` still
         lack included; have, left: outputs it has and may still get, one a step.
         """
-        mean, variance = self._use(tokens, own, classes, have, left)
+        mean, variance = self._use(tokens, own, length_class, have, left)
         self._mean += mean.sum(axis=0, dtype=np.float64)
         self._variance += variance.sum(axis=0, dtype=np.float64)
 
-    def fitting(self, count: int, tokens: int, own: int, name: int, have: int, left: int) -> int:
-        """How many of `count` sequences like this one (see `add`) fit beside all that was added."""
-        one = (np.array([value], np.int32) for value in (tokens, own, name, have, left))
-        mean, variance = self._use(*one)
+    def fitting(self, count: int, need: Need) -> int:
+        """How many of `count` sequences with this need fit beside all that was added."""
+        mean, variance = self._use(*np.array(need, np.int32)[:, None])
         several = np.arange(1, count + 1)[:, None]
         high = self._mean + several * mean + MARGIN * np.sqrt(self._variance + several * variance)
         return int(np.count_nonzero(high.max(axis=1) <= self._pages))
 
     def _use(
-        self, tokens: Int32, own: Int32, classes: Int32, have: Int32, left: Int32
+        self, tokens: Int32, own: Int32, length_class: Int32, have: Int32, left: Int32
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """[n, spans] mean and variance of the pages that each sequence uses."""
-        alive = self._lengths.alive(classes, have, np.maximum(self._ends - LAG, 0))
+        alive = self._lengths.alive(length_class, have, np.maximum(self._ends - LAG, 0))
         alive[self._starts >= (left + LAG)[:, None]] = 0
         fill = tokens % self._size
         grown = np.minimum(self._ends, left[:, None])

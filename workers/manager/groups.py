@@ -18,11 +18,9 @@ import itertools
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from toka.messages import Int32
 from workers.manager.slots import Slots
-
-Int32 = NDArray[np.int32]
 
 TILE = 32
 PER_GROUP = 128

@@ -28,7 +28,7 @@ from toka.messages import (
     Work,
     decode,
 )
-from toka.trace import OFF, Recorder
+from toka.trace import OFF, QUEUED, Recorder
 from workers.manager.pacing import Pacing
 from workers.manager.planner import Sent
 from workers.manager.scheduler import Scheduler
@@ -115,7 +115,7 @@ class Loop:
         """Send plans until the stages have enough of them, keeping the books in between or later."""
         while True:
             queued = len(self._sent) - len(self._arrived)
-            self._trace.count("plans queued", plans=queued)
+            self._trace.count(QUEUED, plans=queued)
             hurry = bool(self._arrived) and self._pacing.hurry(queued)
             if not hurry:
                 self._account()
@@ -124,19 +124,19 @@ class Loop:
             admit = self._pacing.admit(hurry)
             planned = self._scheduler.plan(admit)
             if planned is not None:
-                self._send(*planned)
+                self._send(*planned, hurry)
                 self._pacing.planned(len(self._arrived), admit)
                 if self._trace.on:
-                    self._count()
+                    self._count(hurry)
             elif hurry:
                 self._account()
             else:
                 break
         self._flush()
 
-    def _send(self, plan: Plan, sent: Sent) -> None:
+    def _send(self, plan: Plan, sent: Sent, hurried: bool) -> None:
         size = {"rows": len(plan.row_slots), "tokens": len(plan.tokens)}
-        with self._trace.span("send", step=plan.step, hurried=len(self._arrived) > 0, **size):
+        with self._trace.span("send", step=plan.step, hurried=hurried, **size):
             self._stages.send(plan)
         self._sent.append(sent)
 
@@ -152,11 +152,11 @@ class Loop:
             for message in self._scheduler.outputs(self._uplink.epoch):
                 self._uplink.send(message)
 
-    def _count(self) -> None:
+    def _count(self, hurried: bool) -> None:
         state, pacing = self._scheduler.state, self._pacing
         self._trace.count("sequences", running=state.running, waiting=state.live - state.running)
         self._trace.count("pages", held=state.pages.held)
-        self._trace.count("pacing", hurry=pacing.results_waited > 0)
+        self._trace.count("pacing", hurry=hurried)
         self._trace.count("postponed", admissions=pacing.admissions_postponed, results=pacing.results_postponed)
 
     def _handle(self, message: Message) -> None:

@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from toka.messages import Finish, Outputs, Tokens, encode
+from toka.messages import Finish, Int32, Outputs, Tokens, encode
 from workers.manager.sequences import Sequence, Shard, TokenLogprobs
 
-Int32 = NDArray[np.int32]
 NO_FLOATS: NDArray[np.float32] = np.empty(0, np.float32)
-NO_INTS: NDArray[np.int32] = np.empty(0, np.int32)
+NO_INTS: Int32 = np.empty(0, np.int32)
 
 
 @dataclass(slots=True, eq=False)

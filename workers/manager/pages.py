@@ -11,14 +11,14 @@ from collections import OrderedDict
 from hashlib import blake2b
 
 import numpy as np
-from numpy.typing import NDArray
+
+from toka.messages import Int32
 
 KEY_BYTES = 16
 REMEMBERED_PROMPTS = 64
-Pages = NDArray[np.int32]
 
 
-def page_keys(ids: NDArray[np.int32], page_size: int, keys: list[bytes] | None = None) -> list[bytes]:
+def page_keys(ids: Int32, page_size: int, keys: list[bytes] | None = None) -> list[bytes]:
     """Keys of the full pages of `ids`, each the hash of its tokens and of the page before it.
 
     `keys` are those of the first pages where they are known already.
@@ -40,10 +40,10 @@ class PromptKeys:
 
     def __init__(self, page_size: int) -> None:
         self._page_size = page_size
-        self._last: OrderedDict[bytes, tuple[NDArray[np.int32], list[bytes]]] = OrderedDict()
+        self._last: OrderedDict[bytes, tuple[Int32, list[bytes]]] = OrderedDict()
         """A prompt and its keys by the bytes of the prompt's first page, the longest unused first."""
 
-    def of(self, prompt: NDArray[np.int32]) -> list[bytes]:
+    def of(self, prompt: Int32) -> list[bytes]:
         size = self._page_size
         if len(prompt) < size:
             return []
@@ -82,7 +82,7 @@ class PagePool:
     def held(self) -> int:
         return self.num_pages - self.available
 
-    def take(self, count: int) -> Pages:
+    def take(self, count: int) -> Int32:
         """`count` pages for one holder each; idle ones are forgotten for them, the longest idle first."""
         assert count <= self.available, f"{count} pages wanted, {self.available} available"
         if count > self._num_free:
@@ -98,17 +98,17 @@ class PagePool:
             del self._page_of[self._key_of.pop(page)]
         self._give(np.array(pages, np.int32))
 
-    def _give(self, pages: Pages) -> None:
+    def _give(self, pages: Int32) -> None:
         self._free[self._num_free : self._num_free + len(pages)] = pages
         self._num_free += len(pages)
 
-    def share(self, pages: Pages) -> None:
+    def share(self, pages: Int32) -> None:
         """One more holder for each of `pages` (each at most once), held or idle."""
         for page in pages[self.refs[pages] == 0].tolist():
             del self._idle[page]
         self.refs[pages] += 1
 
-    def release(self, pages: Pages) -> None:
+    def release(self, pages: Int32) -> None:
         """One holder less for each of `pages`, given in the order of the sequence."""
         self.refs[pages] -= 1
         assert (self.refs[pages] >= 0).all(), "a page was released by one that did not hold it"
@@ -130,7 +130,7 @@ class PagePool:
                 page_of[key] = page
                 key_of[page] = key
 
-    def match(self, keys: list[bytes]) -> Pages:
+    def match(self, keys: list[bytes]) -> Int32:
         """The pages of the longest known prefix of `keys`."""
         pages: list[int] = []
         for key in keys:

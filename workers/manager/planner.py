@@ -6,17 +6,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from toka.messages import Plan
+from toka.messages import Int32, Plan
 from workers.manager.admission import Admission
 from workers.manager.groups import Grouping
 from workers.manager.sequences import Sequence, lead
-from workers.manager.slots import SlotArray, SlotState
+from workers.manager.slots import SlotState
 from workers.manager.state import State
 from workers.manager.updates import setups, table_changes
 
-NONE: NDArray[np.int32] = np.empty(0, np.int32)
+NONE: Int32 = np.empty(0, np.int32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,7 +24,7 @@ class Chunk:
 
     slot: int
     start: int
-    ids: NDArray[np.int32]
+    ids: Int32
     last: bool
 
 
@@ -34,7 +33,7 @@ class Sent:
     """What the manager has to remember of a plan until its result comes."""
 
     step: int
-    slots: SlotArray
+    slots: Int32
     """The slots it samples for, in order."""
 
 
@@ -80,7 +79,7 @@ class Planner:
 
     # Decode rows
 
-    def _growing_decode_slots(self) -> SlotArray:
+    def _growing_decode_slots(self) -> Int32:
         """Slots that decode in this step, each with room for one more token; the youngest give way for it."""
         state, slots = self._state, self._state.slots
         while True:
@@ -119,7 +118,7 @@ class Planner:
             budget -= count
         return chunks
 
-    def _advance(self, decode: SlotArray, chunks: list[Chunk]) -> tuple[SlotArray, SlotArray]:
+    def _advance(self, decode: Int32, chunks: list[Chunk]) -> tuple[Int32, Int32]:
         """Move decode rows and chunks on as if they had run; (row, slot) of everything sampled."""
         slots = self._state.slots
         slots.planned[decode] += 1
@@ -163,7 +162,7 @@ class Planner:
             state.waiting.put_back([lead(siblings[count:])])
         return started
 
-    def _start_sibling(self, sibling: Sequence, shared: SlotArray, partial: SlotArray, target: int) -> int:
+    def _start_sibling(self, sibling: Sequence, shared: Int32, partial: Int32, target: int) -> int:
         state = self._state
         sibling.keys, sibling.cached = sibling.shard.keys, target
         slot = self._admission.take_slot(sibling)
@@ -177,12 +176,12 @@ class Planner:
 
     # What the stages are told beside the rows
 
-    def _take_copies(self) -> NDArray[np.int32]:
+    def _take_copies(self) -> Int32:
         pairs = np.array([(source, target) for target, source in self._state.copies.items()], np.int32)
         self._state.copies.clear()
         return pairs
 
-    def _group_fields(self, row_slots: SlotArray, starts: NDArray[np.int32]) -> dict[str, Any]:
+    def _group_fields(self, row_slots: Int32, starts: Int32) -> dict[str, Any]:
         state, slots = self._state, self._state.slots
         groups = []
         if state.limits.shared_prefix:

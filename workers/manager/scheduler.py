@@ -10,7 +10,7 @@ from toka.messages import Finish, Outputs, Plan, StepResult, Submit, Work
 from toka.trace import OFF, Recorder
 from workers.manager.accounting import Accounting
 from workers.manager.admission import Admission
-from workers.manager.forecast import length_class
+from workers.manager.forecast import class_of
 from workers.manager.outbox import Outbox
 from workers.manager.planner import Planner, Sent
 from workers.manager.sequences import Sequence, Shard, lead
@@ -88,7 +88,7 @@ class Scheduler:
             prompt=work.prompt,
             stop_ids=stop_ids,
             stop_set=self.state.stops.intern(stop_ids),
-            length_class=length_class(len(work.prompt), params.max_tokens, bool(stop_ids)),
+            length_class=class_of(len(work.prompt), params.max_tokens, bool(stop_ids)),
             delivery=work.delivery,
         )
         outputs = np.split(work.outputs, np.cumsum(work.output_counts)[:-1])

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from toka.messages import Finish, SamplingParams
+from toka.messages import Finish, Int32, SamplingParams
 
-NO_OUTPUTS: NDArray[np.int32] = np.empty(0, np.int32)
+NO_OUTPUTS: Int32 = np.empty(0, np.int32)
 PRUNE_LEAST = 256
 
 
@@ -20,7 +20,7 @@ class TokenLogprobs:
     """Log-probabilities of one output token: its own, and the k most likely ids with theirs."""
 
     chosen: float
-    top_ids: NDArray[np.int32]
+    top_ids: Int32
     top_values: NDArray[np.float32]
 
 
@@ -33,7 +33,7 @@ class Shard:
     first_sample: int
     priority: int
     params: SamplingParams
-    prompt: NDArray[np.int32]
+    prompt: Int32
     stop_ids: frozenset[int]
     stop_set: int
     """The number of `stop_ids` in StopSets."""
@@ -56,7 +56,7 @@ class Sequence:
 
     shard: Shard
     sample: int
-    outputs: NDArray[np.int32] = field(default_factory=lambda: NO_OUTPUTS)
+    outputs: Int32 = field(default_factory=lambda: NO_OUTPUTS)
     told: int = 0
     """Output ids that its frontend has or was told."""
     slot: int = -1
@@ -70,7 +70,7 @@ class Sequence:
     siblings: list[Sequence] = field(default_factory=list)
     """Sequences of the same shard, without outputs, that start from this one's first logits."""
 
-    def ids(self) -> NDArray[np.int32]:
+    def ids(self) -> Int32:
         """Prompt and outputs so far: what has to be in the KV cache before the next token is sampled."""
         return np.concatenate([self.shard.prompt, self.outputs]) if len(self.outputs) else self.shard.prompt
 

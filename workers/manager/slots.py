@@ -5,12 +5,9 @@ from __future__ import annotations
 import enum
 
 import numpy as np
-from numpy.typing import NDArray
 
-from workers.manager.pages import Pages
+from toka.messages import Int32
 from workers.manager.sequences import Sequence
-
-SlotArray = NDArray[np.int32]
 
 
 class SlotState(enum.IntEnum):
@@ -71,10 +68,6 @@ class Slots:
     def free(self) -> int:
         return len(self._free)
 
-    @property
-    def running(self) -> int:
-        return self.count - len(self._free)
-
     def take(self, sequence: Sequence, frontend: int) -> int:
         """A slot for `sequence`, in state PREFILL with no pages and nothing planned."""
         slot = self._free.pop()
@@ -112,13 +105,13 @@ class Slots:
             wider[slot, : self.arrived[slot]] = self.outputs[slot, : self.arrived[slot]]
         self.outputs = wider
 
-    def add_pages(self, slot: int, pages: Pages) -> None:
+    def add_pages(self, slot: int, pages: Int32) -> None:
         first = int(self.num_pages[slot])
         self._widen_table(first + len(pages))
         self.table[slot, first : first + len(pages)] = pages
         self.num_pages[slot] += len(pages)
 
-    def grow(self, slots: SlotArray, pages: Pages) -> None:
+    def grow(self, slots: Int32, pages: Int32) -> None:
         """One more page for each of `slots`."""
         at = self.num_pages[slots]
         self._widen_table(int(at.max(initial=0)) + 1)
@@ -132,18 +125,18 @@ class Slots:
             wider[:, :old] = self.table
             self.table = wider
 
-    def pages(self, slot: int) -> Pages:
-        held: Pages = self.table[slot, : self.num_pages[slot]]
+    def pages(self, slot: int) -> Int32:
+        held: Int32 = self.table[slot, : self.num_pages[slot]]
         return held
 
-    def append_outputs(self, slots: SlotArray, tokens: SlotArray) -> None:
+    def append_outputs(self, slots: Int32, tokens: Int32) -> None:
         """One token for each of `slots` (each at most once)."""
         at = self.arrived[slots]
         self._widen(int(at.max(initial=0)) + 1)
         self.outputs[slots, at] = tokens
         self.arrived[slots] += 1
 
-    def take_untold(self, slots: SlotArray) -> tuple[SlotArray, SlotArray, SlotArray]:
+    def take_untold(self, slots: Int32) -> tuple[Int32, Int32, Int32]:
         """The outputs of `slots` that are not told, told from now on: for each the first one's position and their
         number; and the ids, slot after slot."""
         first, arrived = self.told[slots], self.arrived[slots]
@@ -155,7 +148,7 @@ class Slots:
         places = np.arange(counts.sum()) + np.repeat(shifts, counts)
         return first, counts, self.outputs.reshape(-1)[places]
 
-    def known_outputs(self, slot: int) -> SlotArray:
+    def known_outputs(self, slot: int) -> Int32:
         return self.outputs[slot, : self.arrived[slot]].copy()
 
     def give_back(self, slot: int) -> Sequence:
@@ -170,10 +163,10 @@ class Slots:
         self._free.append(slot)
         return sequence
 
-    def active(self) -> SlotArray:
+    def active(self) -> Int32:
         """Slots whose sequences prefill or decode, ascending."""
         return np.flatnonzero((self.state == SlotState.PREFILL) | (self.state == SlotState.DECODE)).astype(np.int32)
 
-    def in_state(self, state: SlotState) -> SlotArray:
+    def in_state(self, state: SlotState) -> Int32:
         """Slots in `state`, ascending."""
         return np.flatnonzero(self.state == state).astype(np.int32)

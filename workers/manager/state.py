@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from toka.messages import Finish
+from toka.messages import Finish, Int32
 from workers.manager.forecast import LengthPredictor
-from workers.manager.pages import PagePool, Pages, page_keys
+from workers.manager.pages import PagePool, page_keys
 from workers.manager.promises import Promises
 from workers.manager.sequences import Sequence, Shard, WaitingQueue, lead
 from workers.manager.slots import Slots, SlotState
@@ -96,7 +96,7 @@ class State:
         if slots.in_flight[slot] == 0:
             self.leave(slot)
 
-    def _key_outputs(self, slot: int, sequence: Sequence, pages: Pages) -> None:
+    def _key_outputs(self, slot: int, sequence: Sequence, pages: Int32) -> None:
         """Make the full pages that hold generated tokens findable."""
         if not self.limits.prefix_cache or self.slots.state[slot] != SlotState.DECODE:
             return

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from toka.messages import Int32
+
 
 class StopSets:
     """Sets of stop ids, each stored once however many requests use it, and numbered."""
@@ -38,7 +40,7 @@ class StopSets:
             low, high = np.searchsorted(self._keys, [number * self._vocab_size, (number + 1) * self._vocab_size])
             self._keys = np.delete(self._keys, slice(low, high))
 
-    def contain(self, numbers: NDArray[np.int32], tokens: NDArray[np.int32]) -> NDArray[np.bool_]:
+    def contain(self, numbers: Int32, tokens: Int32) -> NDArray[np.bool_]:
         """For each token, whether it is in the set of that number. Both [n]."""
         if not len(self._keys):
             return np.zeros(len(tokens), np.bool_)

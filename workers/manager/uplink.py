@@ -97,13 +97,15 @@ class Uplink:
     def keep(self) -> float:
         """Join where the broker is new or silent; seconds until this should be looked at again.
 
-        Call between turns, when everything received has been handled: what is held is told as it is then.
+        Call between turns, when what `received` returned has been handled: what is held is told as it is then. While
+        messages are unread the broker is not silent, and a shard among them would be left out: a restarted broker
+        would declare it lost.
         """
         now = time.monotonic()
         if self._unknown:
             self.join()
         if now - self._heard < SILENCE_SECONDS:
             return SILENCE_SECONDS - (now - self._heard)
-        if now - self._joined >= REJOIN_SECONDS:
+        if now - self._joined >= REJOIN_SECONDS and not self.socket.poll(0):
             self.join()
         return REJOIN_SECONDS

@@ -42,15 +42,17 @@ class HalfLinear:
 
     def __init__(self, weight: Tensor, bias: Tensor | None, *, copy: bool = False) -> None:
         """copy: keep the weights in float32 as well."""
-        self.copy = PlainLinear(weight.float(), None if bias is None else bias.float()) if copy else None
+        self.copy = weight.t().float().contiguous() if copy else None
+        """[in, out]: some 4% faster than the other way round."""
+        self.bias = wide = None if bias is None else bias.float()
         self.packed = [
-            torch.ops.quantized.linear_prepack_fp16(weight[part].float(), None if bias is None else bias[part].float())
+            torch.ops.quantized.linear_prepack_fp16(weight[part].float(), None if wide is None else wide[part])
             for part in (slice(start, start + PART_ROWS) for start in range(0, weight.shape[0], PART_ROWS))
         ]
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.copy is not None and len(x) >= MANY_ROWS:
-            return self.copy(x)
+            return x @ self.copy if self.bias is None else torch.addmm(self.bias, x, self.copy)
         parts: list[Tensor] = [torch.ops.quantized.linear_dynamic_fp16(x, part) for part in self.packed]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 

@@ -9,11 +9,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from toka.trace import DEVICE_TRACK, Recorder
-
-ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
-ON_HOST = "cpu_op"
-"""Categories of torch's own traces that are taken over."""
+from toka.trace import DEVICE_TRACK, ON_DEVICE, ON_HOST, Recorder
 
 
 class Profile:

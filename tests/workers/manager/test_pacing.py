@@ -18,11 +18,11 @@ import pytest
 from tests.support.null_stage import draw
 from tests.support.replica import VOCAB, Replica, welcome
 from toka.messages import Finish, Outputs, Tokens, decode
-from workers.manager.pacing import ADMISSION_DEADLINE, RESULTS_DEADLINE, Pacing
+from workers.manager.pacing import ADMISSION_DEADLINE, Pacing
 
 EOS = 0
 PREFIX = list(range(10, 58))
-ALWAYS = "lambda self, queued: self.results_waited < pacing.RESULTS_DEADLINE"
+ALWAYS = "lambda self, queued: self.wants_plan(queued)"
 NEVER = "lambda self, queued: False"
 FORCED = """
 from workers.manager import __main__, pacing
@@ -31,10 +31,22 @@ __main__.main()
 """
 
 
+class Counts(NamedTuple):
+    """Plans sent, those that went before results or admission, and the results that they went before."""
+
+    plans: int
+    hurried: int
+    admissions_postponed: int
+    results_postponed: int
+
+
 class Response(NamedTuple):
     tokens: list[int]
     logprobs: list[float]
     finish: int
+
+
+Responses = dict[tuple[bytes, int], Response]
 
 
 def at_once(step: int) -> None: ...
@@ -49,9 +61,10 @@ def slow(step: int) -> None:
     time.sleep(0.004)
 
 
-def respond(folder: Path, hurry: str, pace: Callable[[int], None]) -> tuple[dict[tuple[bytes, int], Response], Pacing]:
-    """All responses to the same requests, and what the pacing's counters were at last."""
-    replica = Replica(folder, *(("-c", FORCED.format(hurry)) if hurry else ()), pace=pace, trace="on")
+def respond(folder: Path, hurry: str, pace: Callable[[int], None], depth: int = 2) -> tuple[Responses, Counts]:
+    """All responses to the same requests, and what was postponed."""
+    program = ("-c", FORCED.format(hurry)) if hurry else ()
+    replica = Replica(folder, *program, pace=pace, trace="on", run_ahead=depth)
     try:
         welcome(replica)
         replica.hold.clear()
@@ -69,8 +82,8 @@ def respond(folder: Path, hurry: str, pace: Callable[[int], None]) -> tuple[dict
     return responses, counters(folder)
 
 
-def receive(replica: Replica, sequences: int) -> dict[tuple[bytes, int], Response]:
-    got: dict[tuple[bytes, int], Response] = {}
+def receive(replica: Replica, sequences: int) -> Responses:
+    got: Responses = {}
     while sequences:
         message = replica.receive(Outputs)
         sequences -= sum(message.finished_sequences)
@@ -91,19 +104,13 @@ def receive(replica: Replica, sequences: int) -> dict[tuple[bytes, int], Respons
     return got
 
 
-def counters(folder: Path) -> Pacing:
+def counters(folder: Path) -> Counts:
     """As the manager's trace has them at its end."""
     (path,) = folder.glob("*.trace")
     events = json.loads(path.read_text())["traceEvents"]
     sends = [e["args"]["hurried"] for e in events if e["name"] == "send"]
     last = [e["args"] for e in events if e["name"] == "postponed"][-1]
-    return Pacing(
-        depth=2,
-        plans=len(sends),
-        hurried=sum(sends),
-        admissions_postponed=last["admissions"],
-        results_postponed=last["results"],
-    )
+    return Counts(len(sends), sum(sends), last["admissions"], last["results"])
 
 
 def wanted() -> dict[tuple[bytes, int], tuple[list[int], int]]:
@@ -120,44 +127,54 @@ def wanted() -> dict[tuple[bytes, int], tuple[list[int], int]]:
 
 
 @pytest.fixture(scope="module")
-def never(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[tuple[bytes, int], Response], Pacing]:
+def never(tmp_path_factory: pytest.TempPathFactory) -> tuple[Responses, Counts]:
     return respond(tmp_path_factory.mktemp("never"), NEVER, at_once)
 
 
-def test_nothing_is_postponed_where_nothing_hurries(never: tuple[dict[tuple[bytes, int], Response], Pacing]):
-    responses, pacing = never
+def test_nothing_is_postponed_where_nothing_hurries(never: tuple[Responses, Counts]):
+    responses, counts = never
     assert {name: (each.tokens, each.finish) for name, each in responses.items()} == wanted()
-    assert pacing.plans > 100
-    assert (pacing.hurried, pacing.admissions_postponed, pacing.results_postponed) == (0, 0, 0)
+    assert counts.plans > 100
+    assert counts[1:] == (0, 0, 0)
 
 
 @pytest.mark.parametrize("pace", [at_once, irregular, slow])
 @pytest.mark.parametrize("hurry", [ALWAYS, ""], ids=["always", "own"])
 def test_postponing_changes_no_byte(
-    tmp_path: Path,
-    never: tuple[dict[tuple[bytes, int], Response], Pacing],
-    hurry: str,
-    pace: Callable[[int], None],
+    tmp_path: Path, never: tuple[Responses, Counts], hurry: str, pace: Callable[[int], None]
 ):
-    responses, pacing = respond(tmp_path, hurry, pace)
+    responses, counts = respond(tmp_path, hurry, pace)
     assert responses == never[0]
     if hurry == ALWAYS:
-        assert pacing.hurried > pacing.plans / 4
-        assert pacing.admissions_postponed > 0 and pacing.results_postponed >= pacing.hurried
+        assert counts.hurried > counts.plans / 4
+        assert counts.admissions_postponed > 0 and counts.results_postponed >= counts.hurried
+    elif pace == irregular:
+        assert counts.hurried > 0, "the stage runs dry after each of its long steps"
 
 
-def test_deadlines_and_counters():
-    pacing = Pacing(depth=2)
-    admitted, hurried = [], []
+def test_without_running_ahead_every_result_hurries_the_next_plan(tmp_path: Path, never: tuple[Responses, Counts]):
+    responses, counts = respond(tmp_path, "", at_once, depth=1)
+    assert responses == never[0]
+    assert counts.results_postponed == counts.hurried > 0.8 * counts.plans
+    assert counts.admissions_postponed > counts.plans / 2
+
+
+def test_admission_waits_for_so_many_hurried_plans_and_no_more():
+    pacing = Pacing(depth=1)
+    admitted = []
     for _ in range(12):
-        hurry = pacing.hurry(queued=0)
-        admit = pacing.admit(hurry)
-        hurried.append(hurry)
-        admitted.append(admit)
-        pacing.planned(waiting_results=3 if hurry else 0, admitted=admit)
-    assert hurried == ([True] * RESULTS_DEADLINE + [False]) * 2 + [True] * 2
-    gaps = "".join("a" if admit else "." for admit in admitted).split("a")
-    assert max(map(len, gaps)) == ADMISSION_DEADLINE
-    assert not pacing.hurry(queued=1), "the stage has something to do"
-    assert (pacing.plans, pacing.hurried, pacing.results_postponed) == (12, 10, 30)
-    assert pacing.admissions_postponed == admitted.count(False)
+        assert pacing.wants_plan(queued=0) and pacing.hurry(queued=0)
+        admitted.append(pacing.admit(hurrying=True))
+        pacing.planned(waiting_results=1, admitted=admitted[-1])
+    assert admitted == ([False] * ADMISSION_DEADLINE + [True]) * 4
+    assert (pacing.admissions_postponed, pacing.results_postponed) == (8, 12)
+
+
+def test_after_a_hurried_plan_the_books_are_kept():
+    pacing = Pacing(depth=2)
+    assert not pacing.admit(pacing.hurry(queued=0))
+    pacing.planned(waiting_results=2, admitted=False)
+    assert pacing.wants_plan(queued=1) and not pacing.hurry(queued=1) and pacing.admit(hurrying=False)
+    pacing.planned(waiting_results=0, admitted=True)
+    assert not pacing.wants_plan(queued=2)
+    assert (pacing.admissions_postponed, pacing.results_postponed) == (1, 2)

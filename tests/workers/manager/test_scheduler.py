@@ -2,165 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 import re
-from collections import deque
-from collections.abc import Sequence
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.null_stage import NullStage, draw
-from toka.messages import Finish, Outputs, SamplingParams, Submit, Tokens, Work, decode
-from workers.manager.forecast import length_class
-from workers.manager.planner import Sent
-from workers.manager.scheduler import Scheduler
+from tests.support.harness import EOS, VOCAB, Harness, expect_short_outputs
+from tests.support.null_stage import draw
+from toka.messages import Finish, SamplingParams, Work
 from workers.manager.sequences import PRUNE_LEAST
-from workers.manager.state import Limits
-
-VOCAB = 97
-EOS = 0
-FRONTEND = b"f-test"
-
-
-class Harness:
-    """A scheduler, a null stage that runs behind it, and what the frontends have got so far."""
-
-    def __init__(self, *, depth: int = 2, hurried: Sequence[bool] = (False,), **limits: object) -> None:
-        values = dict(pages=24, page_size=4, max_seqs=4, max_tokens_per_step=16, context_length=96, vocab_size=VOCAB)
-        self.limits = Limits(**(values | limits))  # type: ignore[arg-type]
-        self.scheduler = Scheduler(self.limits, [EOS])
-        self.stage = NullStage(
-            self.limits.pages,
-            self.limits.page_size,
-            self.limits.max_seqs,
-            self.limits.pages_for(self.limits.context_length),
-            VOCAB,
-        )
-        self.depth = depth
-        self.hurried = hurried
-        self.flying: deque[tuple[Sent, object]] = deque()
-        self.got: dict[tuple[bytes, int], list[int]] = {}
-        self.finish: dict[tuple[bytes, int], Finish] = {}
-        self.cached: dict[tuple[bytes, int], int] = {}
-        self.credits: dict[bytes, int] = {}
-        self.runs: dict[tuple[bytes, int], list[int]] = {}
-        """Tokens of each row that came."""
-        self.steps = 0
-        self._count = 0
-
-    def submit(
-        self,
-        prompt: list[int],
-        max_tokens: int,
-        n: int = 1,
-        *,
-        outputs: int = 0,
-        ignore_eos: bool = False,
-        priority: int = 0,
-        stop_token_ids: list[int] | None = None,
-        logprobs: int = -1,
-        delivery: int = 1,
-    ) -> bytes:
-        self._count += 1
-        request, seed = self._count.to_bytes(16, "big"), self._count
-        params = SamplingParams(
-            max_tokens=max_tokens,
-            seed=seed,
-            ignore_eos=ignore_eos,
-            stop_token_ids=stop_token_ids or [],
-            logprobs=logprobs,
-        )
-        ids = np.array(prompt, np.int32)
-        had = [[draw(seed, s, p, VOCAB) for p in range(outputs)] for s in range(n)]
-        work = Work(
-            params=params,
-            samples=list(range(n)),
-            output_counts=[outputs] * n,
-            delivery=delivery,
-            prompt=ids,
-            outputs=np.array([t for h in had for t in h], np.int32),
-        )
-        assert self.scheduler.check(work) == ""
-        for s in range(n):
-            self.stage.expect[seed, s] = ids
-            self.got[request, s] = had[s]
-        self.scheduler.submit(
-            Submit(
-                frontend=FRONTEND,
-                request=request,
-                first_sample=0,
-                sequences=n,
-                prompt_tokens=len(prompt),
-                priority=priority,
-                page_hashes=b"",
-                payload=[],
-            ),
-            work,
-        )
-        return request
-
-    def step(self) -> bool:
-        """One turn of the manager: a plan if there is room ahead of the stage, a result where one is due.
-
-        In a hurried turn, `hurried` says when, admission and results are postponed, as `Pacing` does it.
-        """
-        hurry = self.hurried[self.steps % len(self.hurried)] and len(self.flying) < self.depth + 4
-        planned = self.scheduler.plan(admit=False) if hurry else None
-        if planned is None:
-            hurry = False
-            planned = self.scheduler.plan() if len(self.flying) < self.depth else None
-        if planned is not None:
-            plan, sent = planned
-            assert len(plan.tokens) <= self.limits.max_tokens_per_step
-            self.flying.append((sent, self.stage.run(plan)))
-        due = bool(self.flying) and (planned is None or (len(self.flying) >= self.depth and not hurry))
-        if due:
-            sent, result = self.flying.popleft()
-            self.scheduler.result(sent, result)  # type: ignore[arg-type]
-        self.deliver(self.scheduler.outputs(epoch=1))
-        self.scheduler.state.pages.check()
-        self.steps += 1
-        return planned is not None or due
-
-    def deliver(self, messages: list[Outputs]) -> None:
-        for message in messages:
-            for request, count in zip(message.finished, message.finished_sequences):
-                self.credits[request] = self.credits.get(request, 0) + count
-            tokens = decode(message.payload)
-            assert isinstance(tokens, Tokens)
-            at = 0
-            for i, sample in enumerate(tokens.samples.tolist()):
-                name = tokens.requests[16 * i : 16 * i + 16], sample
-                count = int(tokens.counts[i])
-                assert tokens.first[i] == len(self.got[name]), "a gap or a repetition"
-                assert name not in self.finish, "tokens after the end"
-                self.got[name] += tokens.tokens[at : at + count].tolist()
-                self.cached[name] = int(tokens.cached[i])
-                self.runs.setdefault(name, []).append(count)
-                at += count
-                if tokens.finish[i]:
-                    self.finish[name] = Finish(int(tokens.finish[i]))
-
-    def drain(self, bound: int = 20_000) -> None:
-        while self.scheduler.state.live or self.flying:
-            assert self.steps < bound, "requests do not finish"
-            assert self.step() or not self.scheduler.state.live, "nothing can run, yet requests wait"
-        self.deliver(self.scheduler.outputs(epoch=1))
-        assert self.scheduler.state.slots.free == self.limits.max_seqs
-        assert self.scheduler.state.pages.held == 0, "pages leaked"
-
-    def expected(self, request: bytes, sample: int, max_tokens: int, stops: set[int]) -> tuple[list[int], Finish]:
-        seed = int.from_bytes(request, "big")
-        tokens: list[int] = []
-        while len(tokens) < max_tokens:
-            tokens.append(draw(seed, sample, len(tokens), VOCAB))
-            if tokens[-1] in stops:
-                return tokens, Finish.STOP
-        return tokens, Finish.LENGTH
-
 
 ARRIVAL = st.fixed_dictionaries(
     {
@@ -176,14 +28,6 @@ ARRIVAL = st.fixed_dictionaries(
         "delivery": st.sampled_from([1, 1, 3, 64]),
     }
 )
-
-
-def expect_short_outputs(harness: Harness) -> None:
-    """So that more is admitted than fits to its end."""
-    for prompt, max_tokens in itertools.product([1 << bits for bits in range(7)], [1 << bits for bits in range(7)]):
-        for stops in (False, True):
-            for _ in range(20):
-                harness.scheduler.state.lengths.observe(length_class(prompt, max_tokens, stops), 1, stopped=True)
 
 
 @settings(deadline=None)
@@ -311,18 +155,6 @@ def test_without_the_prefix_cache_everything_is_computed():
     assert harness.stage.computed == 2 * (20 + 3)
 
 
-def test_preemption_keeps_the_tokens():
-    # Both are admitted though only one fits to its end.
-    harness = Harness(pages=12, max_seqs=2)
-    expect_short_outputs(harness)
-    names = [harness.submit([10 + i] * 8, 40, ignore_eos=True) for i in range(2)]
-    harness.drain()
-    assert harness.scheduler.state.preemptions > 0
-    assert all(len(harness.got[name, 0]) == 40 for name in names)
-    # The younger one gave way once, and was computed again from its first page that had gone.
-    assert 0 < harness.scheduler.state.recomputed <= harness.scheduler.state.preemptions * 48
-
-
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_a_full_cache_and_one_more_token(depth):
     harness = Harness(pages=24, depth=depth, max_seqs=4, max_tokens_per_step=96)
@@ -379,14 +211,6 @@ def test_urgent_requests_go_first():
     assert list(harness.finish).index((urgent, 0)) < list(harness.finish).index((late, 0))
 
 
-def test_resubmitted_work_goes_on_where_it_was():
-    harness = Harness(pages=60, max_seqs=4)
-    request = harness.submit(list(range(4, 20)), 12, n=3, outputs=5, ignore_eos=True)
-    harness.drain()
-    for sample in range(3):
-        assert harness.got[request, sample] == harness.expected(request, sample, 12, set())[0]
-
-
 def test_cancelling_some_samples_leaves_the_others():
     harness = Harness(pages=100, max_seqs=2)
     request = harness.submit(list(range(4, 20)), 12, n=5, ignore_eos=True)
@@ -397,82 +221,6 @@ def test_cancelling_some_samples_leaves_the_others():
     assert [len(harness.got[request, s]) for s in (1, 2, 4)] == [12] * 3
     assert (request, 0) not in harness.finish and (request, 3) not in harness.finish
     assert harness.credits[request] == 5
-
-
-def test_resume_sends_again_from_where_the_frontend_is():
-    harness = Harness(pages=60)
-    request = harness.submit([4, 5, 6], 10, ignore_eos=True)
-    harness.drain()
-    tokens = harness.got[request, 0]
-    harness.got[request, 0] = tokens[:3]
-    finish = harness.finish.pop((request, 0))
-    harness.scheduler.resume(request, 0, 3)
-    harness.deliver(harness.scheduler.outputs(epoch=1))
-    assert harness.got[request, 0] == tokens and harness.finish[request, 0] == finish
-
-
-def test_tokens_are_delivered_together_as_wished_and_what_is_left_at_the_end():
-    harness = Harness(pages=100)
-    wished = {harness.submit([4, 5, 6], 10, outputs=2, delivery=each, ignore_eos=True): each for each in (1, 3, 64)}
-    harness.drain()
-    runs = {delivery: harness.runs[request, 0] for request, delivery in wished.items()}
-    assert runs == {1: [1] * 8, 3: [3, 3, 2], 64: [8]}
-    for request in wished:
-        assert harness.got[request, 0] == harness.expected(request, 0, 10, set())[0]
-
-
-def test_a_preempted_sequence_keeps_what_was_not_delivered():
-    harness = Harness(pages=12, max_seqs=2)
-    expect_short_outputs(harness)
-    names = [harness.submit([10 + i] * 8, 40, delivery=16, ignore_eos=True) for i in range(2)]
-    harness.drain()
-    assert harness.scheduler.state.preemptions > 0
-    assert [harness.runs[name, 0] for name in names] == [[16, 16, 8]] * 2
-    assert all(harness.got[name, 0] == harness.expected(name, 0, 40, set())[0] for name in names)
-
-
-def test_resume_sends_what_was_not_delivered_yet():
-    harness = Harness(pages=60)
-    request = harness.submit([4, 5, 6], 12, delivery=64, ignore_eos=True, logprobs=0)
-    while harness.scheduler.state.slots.arrived.max() < 7:
-        harness.step()
-    assert not harness.got[request, 0]
-    assert harness.scheduler.resume(request, 0, 0)
-    (message,) = harness.scheduler.outputs(epoch=1)
-    early = decode(message.payload)
-    assert isinstance(early, Tokens) and early.counts.tolist() == [7]
-    assert early.tokens.tolist() == harness.expected(request, 0, 7, set())[0]
-    assert early.chosen.tolist() == [-position for position in range(7)]
-
-
-def test_log_probabilities_come_with_their_tokens():
-    harness = Harness(pages=60)
-    harness.submit([4, 5], 5, delivery=3, ignore_eos=True)
-    harness.submit([4, 5], 5, delivery=3, ignore_eos=True, logprobs=0)
-    chosen: list[list[float]] = []
-    deliver = harness.deliver
-
-    def note(messages: list[Outputs]) -> None:
-        for message in messages:
-            tokens = decode(message.payload)
-            assert isinstance(tokens, Tokens)
-            chosen.append(tokens.chosen.tolist())
-        deliver(messages)
-
-    harness.deliver = note  # type: ignore[method-assign]
-    harness.drain()
-    assert [each for each in chosen if each] == [[0, -1, -2], [-3, -4]]
-
-
-def test_resume_of_resubmitted_work_sends_the_log_probabilities_of_its_tokens():
-    harness = Harness(pages=60)
-    request = harness.submit([4, 5, 6], 10, outputs=5, ignore_eos=True, logprobs=0)
-    harness.drain()
-    harness.scheduler.resume(request, 0, 7)
-    (message,) = harness.scheduler.outputs(epoch=1)
-    tokens = decode(message.payload)
-    assert isinstance(tokens, Tokens)
-    assert tokens.tokens.tolist() == harness.got[request, 0][7:] and tokens.chosen.tolist() == [-7, -8, -9]
 
 
 def test_what_is_cancelled_while_it_waits_does_not_pile_up():

@@ -86,6 +86,13 @@ def test_a_long_row_is_cut_where_it_would_be_waited_for() -> None:
     assert len(tiles(even.decode_tiles)) == 200
 
 
+def test_there_are_never_more_tiles_than_programs() -> None:
+    lengths = [15_873] * 51 + [3_068]
+    rows = [Row(slot=slot, start=length - 1, tokens=[0]) for slot, length in enumerate(lengths)]
+    arranged = Arranger(PAGE, 4, 1, 132, MOST).arrange(plan(rows=rows))
+    assert len(tiles(arranged.decode_tiles)) <= len(rows) + extra_tiles(132, 1)
+
+
 def test_parts_of_a_prefix_keep_the_programs_busy() -> None:
     """12 tiles for each KV head are 24 programs' work, and 24 run at once: whole, or in even parts."""
     rows = [Row(slot=slot, start=8192, tokens=[0]) for slot in range(384)]

@@ -121,6 +121,33 @@ def test_a_tall_product_is_made_of_parts(monkeypatch: pytest.MonkeyPatch) -> Non
     torch.testing.assert_close(tall(x), expected, atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("biased", [True, False])
+def test_many_rows_meet_the_float32_copy(biased: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight, bias = torch.randn(24, 16, generator=generator), torch.randn(24, generator=generator) if biased else None
+    x = torch.randn(9, 16, generator=generator)
+    packed = HalfLinear(weight, bias, copy=True)
+    few = packed(x)
+    monkeypatch.setattr(layers, "MANY_ROWS", 9)
+    exact = torch.nn.functional.linear(x, weight, bias)
+    torch.testing.assert_close(packed(x), exact, atol=1e-6, rtol=1e-6)
+    # The packed weights are rounded to float16.
+    assert 1e-6 < (few - exact).abs().max() < 1e-2
+    assert HalfLinear(weight, bias).copy is None
+
+
+@pytest.mark.parametrize(("free", "copied"), [(1 << 40, True), (1 << 20, False)])
+def test_copies_are_made_where_memory_allows(
+    tiny: Path, free: int, copied: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layers, "uses_half_weights", lambda dtype, device: True)
+    monkeypatch.setattr("workers.stage.weights.free_memory", lambda device: free)
+    loaded = load_weights(open_model(str(tiny)), dtype="bfloat16")
+    products = [linear for layer in loaded.layers for linear in (layer.qkv, layer.output, layer.gate_up, layer.down)]
+    assert all(isinstance(each, HalfLinear) and (each.copy is not None) == copied for each in products)
+    assert isinstance(loaded.head, HalfLinear) and loaded.head.copy is None
+
+
 def test_dtype_auto_is_the_configs(tiny: Path, tmp_path: Path) -> None:
     assert load_weights(open_model(str(tiny))).dtype == torch.float32
     half = tiny_config(tmp_path, dtype="float16")

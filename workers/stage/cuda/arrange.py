@@ -170,7 +170,7 @@ class Arranger:
     def _decode_tiles(self, slots: Int32s, low: Int64s, high: Int64s) -> Int64s:
         """slots, low, high: [rows], with each row's keys. Long rows are cut where whole ones leave processors idle."""
         lengths = high - low
-        each = int(lengths.sum()) * self._kv_heads // (TILES_PER_PROCESSOR * self._processors)
+        each = -(-int(lengths.sum()) * self._kv_heads // (TILES_PER_PROCESSOR * self._processors))
         pieces = np.minimum(-(-lengths // max(PIECE_KEYS, each)), MOST_PIECES)
         step = -(-lengths // (pieces * self._piece_step)) * self._piece_step
         pieces = -(-lengths // step)

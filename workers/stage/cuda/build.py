@@ -52,7 +52,8 @@ def build(
 def _working_memory(config: ModelConfig, weights: Weights, sizes: Sizes, fused: Fused) -> int:
     """Bytes that an executor of `sizes` takes beside its KV cache, measured on one whose cache is a single page.
 
-    The largest graphs are captured, and a few more, to know what a graph takes.
+    The largest graphs are captured, and a few more, to know what a graph takes. Counts of penalised slots are
+    allocated as requests come.
     """
     torch.cuda.empty_cache()
     before = free_memory(weights.device)
@@ -63,7 +64,8 @@ def _working_memory(config: ModelConfig, weights: Weights, sizes: Sizes, fused: 
     some = others[:GRAPHS_MEASURED]
     executor.capture(sizes=some)
     each = (before - free_memory(weights.device) - first) / max(1, len(some))
+    counts = executor.special.edits.most_bytes
     del executor
     gc.collect()
     torch.cuda.empty_cache()
-    return first + int(each * len(others))
+    return first + int(each * len(others)) + counts

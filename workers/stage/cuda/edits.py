@@ -44,6 +44,11 @@ class Edits:
         # Compiled now, not at the first request.
         self._count([], np.empty(0, np.int64))
 
+    @property
+    def most_bytes(self) -> int:
+        """What the counts take where every slot is penalised."""
+        return len(self.counts) * self._vocabulary * torch.int32.itemsize
+
     def set_up(self, plan: Plan) -> None:
         """Drop what slots with a new sequence had, and take in their extras."""
         held = self._lists.keys() | self._counts.keys()

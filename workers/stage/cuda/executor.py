@@ -14,6 +14,7 @@ from toka.messages import Plan, StepResult
 from toka.model import ModelConfig
 from toka.trace import DEVICE_TRACK, OFF, Recorder
 from workers.stage.cuda.arrange import Arranged, Arranger, Int32s, Int64s
+from workers.stage.cuda.buckets import Kind
 from workers.stage.cuda.cache import PagedCache
 from workers.stage.cuda.clock import DeviceClock
 from workers.stage.cuda.decoder import CudaDecoder
@@ -159,7 +160,7 @@ class CudaExecutor:
     def _run(self, plan: Plan, arranged: Arranged, samples: _Samples) -> list[Tensor]:
         """The plain samples' ids, where there are any, and results of special ones, portion after portion."""
         size = self.steps.token_size(len(arranged.tokens))
-        self.steps.forward(size, len(arranged.prefix_tiles) > 0, len(arranged.chunk_tiles) > 0)
+        self.steps.forward(Kind(size, len(arranged.prefix_tiles) > 0, len(arranged.chunk_tiles) > 0))
         results = []
         if len(samples.plain):
             self.steps.draw(self.steps.sample_size(len(samples.plain)))

@@ -3,27 +3,15 @@ step, one of drawing for each number of samples, one of special draws for each s
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
 import torch
 
+from workers.stage.cuda.buckets import Kind, filled, kinds, sizes_up_to
 from workers.stage.cuda.decoder import CudaDecoder
 from workers.stage.cuda.draw import Draw
 from workers.stage.cuda.inputs import InputBuffer
 from workers.stage.cuda.special import WIDTHS, Special
-
-FINE = 1024
-"""From so many tokens on, steps are filled up by a sixteenth at most, below by an eighth."""
-
-
-def sizes_up_to(most: int) -> list[int]:
-    """Numbers of tokens, or samples, that steps are filled up to."""
-    sizes = [1, 2, 4]
-    while sizes[-1] < most:
-        octave = sizes[-1].bit_length() - 1
-        sizes.append(sizes[-1] + (1 << max(2, octave - (4 if sizes[-1] >= FINE else 3))))
-    return [*(size for size in sizes if size < most), most]
 
 
 class Steps:
@@ -41,19 +29,20 @@ class Steps:
         self.hidden = torch.zeros(tokens, table.shape[1], dtype=table.dtype, device=table.device)
         self.tokens = torch.zeros(samples, dtype=torch.int32, device=table.device)
         self._token_sizes, self._sample_sizes = sizes_up_to(tokens), sizes_up_to(samples)
+        self._kinds = kinds(self._token_sizes, samples)
         self._captured: dict[tuple[object, ...], torch.cuda.CUDAGraph] = {}
         self._pool = torch.cuda.graph_pool_handle()
 
     def token_size(self, tokens: int) -> int:
         """What a step of `tokens` tokens is filled up to."""
-        return self._token_sizes[bisect_left(self._token_sizes, tokens)]
+        return filled(self._token_sizes, tokens)
 
     def sample_size(self, samples: int) -> int:
-        return self._sample_sizes[bisect_left(self._sample_sizes, samples)]
+        return filled(self._sample_sizes, samples)
 
-    def forward(self, size: int, grouped: bool, chunked: bool) -> None:
+    def forward(self, kind: Kind) -> None:
         """Fill `hidden` from the inputs in the buffer."""
-        self._run(self._forward, size, grouped, chunked)
+        self._run(self._forward, *kind)
 
     def draw(self, size: int) -> None:
         """Fill `tokens` from `hidden` and the samples in the buffer."""
@@ -94,27 +83,25 @@ class Steps:
         """
         self._buffer.clear()
         self._special.clear()
-        pool = self._pool
         for done, size in enumerate(sizes):
-            for grouped in (False, True):
-                for chunked in (False, True):
-                    if chunked or size in self._sample_sizes:
-                        self._capture(pool, self._forward, size, grouped, chunked)
+            for kind in self._kinds:
+                if kind.size == size:
+                    self._capture(self._forward, *kind)
             if size in self._sample_sizes:
-                self._capture(pool, self._drawn, size)
+                self._capture(self._drawn, size)
             progress((done + 1) / (len(sizes) + 1))
         for size in reversed(self._special.sizes):
             for width in WIDTHS:
-                self._capture(pool, self._specially, size, width)
+                self._capture(self._specially, size, width)
         progress(1.0)
 
-    def _capture(self, pool: torch.cuda._POOL_HANDLE, run: Callable[..., None], *key: int) -> None:
+    def _capture(self, run: Callable[..., None], *key: int) -> None:
         if (run.__name__, *key) in self._captured:
             return
         # Once before, for what is compiled, loaded or allocated at a first run.
         run(*key)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool):
+        with torch.cuda.graph(graph, pool=self._pool):
             run(*key)
         self._captured[run.__name__, *key] = graph

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import zmq
+
+from tests.support.harness import Harness
+from toka import sockets
+from toka.messages import JoinReplica, ModelCard, Refused, Release, decode
+from workers.manager import uplink
+from workers.manager.uplink import Uplink
+
+CARD = ModelCard(
+    name="m", vocab_size=97, context_length=96, kv_cache_tokens=96, page_size=4, eos_token_ids=[0], max_logprobs=0
+)
+REFUSED = Refused(frontend=b"f", request=b"", first_sample=0, sequences=1, status=503, reason="", retry_after=0)
+
+
+def test_the_broker_is_not_silent_while_messages_of_it_are_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A shard among them is not among what a join says is held: a restarted broker would declare it lost."""
+    monkeypatch.setattr(uplink, "SILENCE_SECONDS", 0)
+    monkeypatch.setattr(uplink, "REJOIN_SECONDS", 0)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    broker = sockets.open_socket(context, zmq.ROUTER)
+    broker.bind(f"ipc://{tmp_path}/broker")
+    link = Uplink(context, f"ipc://{tmp_path}/broker", "r0", CARD, Harness().scheduler.state)
+    try:
+        link.keep()
+        identity, *frames = broker.recv_multipart()
+        assert isinstance(decode(frames), JoinReplica)
+        sockets.send(broker, Release(requests=[]), [identity])
+        assert link.socket.poll(5_000)
+        link.keep()
+        link.send(REFUSED)
+        assert isinstance(decode(broker.recv_multipart()[1:]), Refused), "it has not joined"
+        assert len(link.received()) == 1
+        link.keep()
+        assert isinstance(decode(broker.recv_multipart()[1:]), JoinReplica)
+    finally:
+        link.socket.close(linger=0)
+        broker.close(linger=0)
+        context.term()
