@@ -115,10 +115,10 @@ class Attention:
             if room > 0:
                 self._copies[key] = last.get(key, {})
             tokens = np.concatenate([np.arange(batch.offsets[row], batch.offsets[row + 1]) for row in group.rows])
-            prefix = CachedAttention(
-                self.cache, self._tensor(tokens), self._tensor(group.pages), keys, self._copies.get(key)
-            )
-            self._prefixes.append(prefix)
+            whole = len(tokens) == batch.offsets[-1] and bool((tokens == np.arange(len(tokens))).all())
+            where = slice(None) if whole else self._tensor(tokens)
+            pages = self._tensor(group.pages)
+            self._prefixes.append(CachedAttention(self.cache, where, pages, keys, self._copies.get(key)))
 
     def _add_chunk(self, batch: Batch, row: int, shared: int) -> None:
         size, start = self.cache.shape.page_size, int(batch.starts[row])
