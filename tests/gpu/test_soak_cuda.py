@@ -11,9 +11,10 @@ import psutil
 import pytest
 import torch
 
+from tests.support.submission import header
 from tests.support.tiny import tiny_model
 from toka.config import Config
-from toka.messages import SamplingParams, StageReady, Submit, Work
+from toka.messages import SamplingParams, StageReady, Work
 from toka.model import open_model
 from workers.manager.__main__ import limits
 from workers.manager.planner import Sent
@@ -72,18 +73,8 @@ class Soak:
         )
         self.submitted += 1
         request = self.submitted.to_bytes(16, "big")
-        header = Submit(
-            frontend=b"f-soak",
-            request=request,
-            first_sample=0,
-            sequences=samples,
-            prompt_tokens=len(prompt),
-            priority=0,
-            page_hashes=b"",
-            payload=[],
-        )
         assert self.scheduler.check(work) == ""
-        self.scheduler.submit(header, work)
+        self.scheduler.submit(header(b"f-soak", request, work), work)
         self.left[request] = samples
 
     def run(self, until: int) -> None:

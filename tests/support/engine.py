@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from tests.support.submission import header
 from toka.config import Config
-from toka.messages import Plan, SamplingParams, StageReady, StepResult, Submit, Tokens, Work, decode
+from toka.messages import Plan, SamplingParams, StageReady, StepResult, Tokens, Work, decode
 from toka.model import open_model
 from workers.manager.__main__ import limits
 from workers.manager.planner import Sent
@@ -57,17 +58,7 @@ class Engine:
         assert self.scheduler.check(work) == ""
         for sample in range(n):
             self.answers[request, sample] = Answer()
-        submit = Submit(
-            frontend=b"f-test",
-            request=request,
-            first_sample=0,
-            sequences=n,
-            prompt_tokens=len(prompt),
-            priority=0,
-            page_hashes=b"",
-            payload=[],
-        )
-        self.scheduler.submit(submit, work)
+        self.scheduler.submit(header(b"f-test", request, work), work)
         return request
 
     def step(self) -> None:

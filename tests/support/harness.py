@@ -9,7 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from tests.support.null_stage import NullStage, draw
-from toka.messages import Finish, Outputs, SamplingParams, Submit, Tokens, Work, decode
+from tests.support.submission import header
+from toka.messages import Finish, Outputs, SamplingParams, Tokens, Work, decode
 from workers.manager.forecast import class_of
 from workers.manager.planner import Sent
 from workers.manager.scheduler import Scheduler
@@ -82,19 +83,7 @@ class Harness:
         for s in range(n):
             self.stage.expect[seed, s] = ids
             self.got[request, s] = had[s]
-        self.scheduler.submit(
-            Submit(
-                frontend=FRONTEND,
-                request=request,
-                first_sample=0,
-                sequences=n,
-                prompt_tokens=len(prompt),
-                priority=priority,
-                page_hashes=b"",
-                payload=[],
-            ),
-            work,
-        )
+        self.scheduler.submit(header(FRONTEND, request, work, priority=priority), work)
         return request
 
     def step(self) -> bool:

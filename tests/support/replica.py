@@ -15,6 +15,7 @@ import numpy as np
 import zmq
 
 from tests.support.null_stage import NullStage, draw
+from tests.support.submission import header
 from toka import sockets
 from toka.messages import (
     JoinReplica,
@@ -25,7 +26,6 @@ from toka.messages import (
     StageReady,
     State,
     Stop,
-    Submit,
     Tokens,
     Work,
     decode,
@@ -129,18 +129,7 @@ class Replica:
             prompt=ids,
             outputs=np.empty(0, np.int32),
         )
-        self.send(
-            Submit(
-                frontend=b"f-1",
-                request=request,
-                first_sample=0,
-                sequences=n,
-                prompt_tokens=len(prompt),
-                priority=0,
-                page_hashes=b"",
-                payload=encode(work),
-            )
-        )
+        self.send(header(b"f-1", request, work, payload=encode(work)))
         return request
 
     def collect(self, request: bytes, count: int) -> list[int]:

@@ -41,12 +41,14 @@ class CachedAttention:
         """[1, kv_heads, keys, head_dim] each."""
         if self.copies is not None and layer in self.copies:
             return self.copies[layer]
-        k, v = (each[:, :, : self.keys] for each in self._gather.read(layer))
         # New memory also where the cache is in float32: the next read of pages is written over this one.
-        read = tuple(each.to(torch.float32, copy=True, memory_format=torch.contiguous_format) for each in (k, v))
+        k, v = (
+            each[:, :, : self.keys].to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+            for each in self._gather.read(layer)
+        )
         if self.copies is not None:
-            self.copies[layer] = read[0], read[1]
-        return read[0], read[1]
+            self.copies[layer] = k, v
+        return k, v
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

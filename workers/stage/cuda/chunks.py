@@ -14,7 +14,7 @@ from workers.stage.cuda.arrange import CHUNK_QUERIES, TILE_FIELDS
 from workers.stage.cuda.cache import PagedCache
 from workers.stage.cuda.inputs import CHUNK_TILES, DECODE_TILES, HEADER, PREFIX_TILES, Inputs
 from workers.stage.cuda.prefix import Partials
-from workers.stage.cuda.softmax import attend, merged
+from workers.stage.cuda.softmax import LOG2_E, attend_run, merged
 
 BLOCK = 64
 """Keys of one turn of the loop."""
@@ -96,7 +96,7 @@ def _chunks(
 ) -> None:
     GROUP: tl.constexpr = HEADS // KV_HEADS
     dims, lane = tl.arange(0, DIM), tl.arange(0, QUERIES)
-    factor = scale * 1.4426950408889634
+    factor = scale * LOG2_E
     before = tl.load(header + DECODE_TILES) + tl.load(header + PREFIX_TILES)
     tiles = header + HEADER + before * FIELDS
     for item in range(tl.program_id(0), tl.load(header + CHUNK_TILES) * KV_HEADS, tl.num_programs(0)):
@@ -121,8 +121,7 @@ def _chunks(
                 acc, total, most = merged(acc, total, most, found, lse)
                 part += 1
         high = position + count
-        whole = low + (position + 1 - low) // BLOCK * BLOCK
-        acc, total, most = attend(
+        acc, total, most = attend_run(
             acc,
             total,
             most,
@@ -131,25 +130,7 @@ def _chunks(
             values,
             pages,
             low,
-            whole,
-            last,
-            kv_head,
-            page_stride,
-            factor,
-            DIM,
-            PAGE,
-            BLOCK,
-            False,
-        )
-        acc, total, most = attend(
-            acc,
-            total,
-            most,
-            query,
-            keys,
-            values,
-            pages,
-            whole,
+            position + 1,
             high,
             last,
             kv_head,
@@ -158,7 +139,6 @@ def _chunks(
             DIM,
             PAGE,
             BLOCK,
-            True,
         )
         result = (acc / total[:, None]).to(out.dtype.element_ty)
         tl.store(out + at[:, None] + dims[None, :], result, mask=real[:, None])

@@ -16,7 +16,7 @@ from workers.stage.cuda.arrange import MOST_PIECES, TILE_FIELDS, extra_tiles
 from workers.stage.cuda.cache import PagedCache
 from workers.stage.cuda.inputs import DECODE_TILES, HEADER, Inputs
 from workers.stage.cuda.prefix import Partials
-from workers.stage.cuda.softmax import attend, merged
+from workers.stage.cuda.softmax import LOG2_E, attend, merged
 
 BLOCK = 64
 """Keys of one turn of the loop. Many rows hide each other's waiting for memory; ..."""
@@ -135,7 +135,7 @@ def _decode(
             lse = tl.load(prefix_lse + (first + part) * HEADS + kv_head * GROUP + group, mask=real, other=0.0)
             acc, total, most = merged(acc, total, most, found, lse)
     pages = table + slot * table_stride
-    factor = scale * 1.4426950408889634
+    factor = scale * LOG2_E
     last = tl.full((GROUP_PAD,), 0, tl.int32) + high - 1
     acc, total, most = attend(
         acc,

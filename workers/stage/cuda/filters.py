@@ -14,6 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from workers.stage.cuda.softmax import LOG2_E
+
 PIVOTS = 8
 """Values at which a pass weighs a row. More make fewer passes that each take longer."""
 BLOCK = 1024
@@ -146,7 +148,7 @@ def _least_kept(
         if limited:
             low = search(x, mine, low, high, top_k.to(tl.float32), high, False, VOCABULARY, BLOCK, PIVOTS)
         if top_p < 1:
-            rate = 1.4426950408889634 / temperature
+            rate = LOG2_E / temperature
             low = search(x, mine, low, high, top_p, rate, True, VOCABULARY, BLOCK, PIVOTS)
         least = low
     tl.store(least_out + row, least)

@@ -16,7 +16,7 @@ from torch import Tensor
 from workers.stage.cuda.arrange import PREFIX_QUERIES, PROGRAMS, TILE_FIELDS
 from workers.stage.cuda.cache import PagedCache
 from workers.stage.cuda.inputs import DECODE_TILES, HEADER, PREFIX_TILES, Inputs
-from workers.stage.cuda.softmax import attend
+from workers.stage.cuda.softmax import LOG2_E, attend_run
 
 BLOCK = 64
 """Keys of one turn of the loop."""
@@ -100,7 +100,7 @@ def _prefix(
 ) -> None:
     GROUP: tl.constexpr = HEADS // KV_HEADS
     dims, lane = tl.arange(0, DIM), tl.arange(0, QUERIES)
-    factor = scale * 1.4426950408889634
+    factor = scale * LOG2_E
     tiles = header + HEADER + tl.load(header + DECODE_TILES) * FIELDS
     for item in range(tl.program_id(0), tl.load(header + PREFIX_TILES) * KV_HEADS, tl.num_programs(0)):
         kv_head = item % KV_HEADS
@@ -116,8 +116,7 @@ def _prefix(
         total = tl.zeros((QUERIES,), tl.float32)
         acc = tl.zeros((QUERIES, DIM), tl.float32)
         last = tl.where(real, high - 1, -1)
-        whole = low + (high - low) // BLOCK * BLOCK
-        acc, total, most = attend(
+        acc, total, most = attend_run(
             acc,
             total,
             most,
@@ -126,25 +125,7 @@ def _prefix(
             values,
             pages,
             low,
-            whole,
-            last,
-            kv_head,
-            page_stride,
-            factor,
-            DIM,
-            PAGE,
-            BLOCK,
-            False,
-        )
-        acc, total, most = attend(
-            acc,
-            total,
-            most,
-            query,
-            keys,
-            values,
-            pages,
-            whole,
+            high,
             high,
             last,
             kv_head,
@@ -153,7 +134,6 @@ def _prefix(
             DIM,
             PAGE,
             BLOCK,
-            True,
         )
         part = tl.load(prefix_first + token, mask=real, other=0).to(tl.int64) + split
         at = part * HEADS + head

@@ -9,6 +9,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+LOG2_E = tl.constexpr(1.4426950408889634)
+"""What turns the exponents of a softmax into those of base 2."""
+
 
 @triton.jit
 def attend(
@@ -52,6 +55,69 @@ def attend(
         acc = tl.dot(weights.to(v.dtype), v, acc * keep[:, None])
         total = total * keep + tl.sum(weights, axis=1)
         most = higher
+    return acc, total, most
+
+
+@triton.jit
+def attend_run(
+    acc: tl.tensor,
+    total: tl.tensor,
+    most: tl.tensor,
+    query: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
+    pages: tl.tensor,
+    low: tl.tensor,
+    seen: tl.tensor,
+    high: tl.tensor,
+    last: tl.tensor,
+    kv_head: tl.tensor,
+    page_stride: tl.tensor,
+    factor: tl.tensor,
+    DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """As `attend`, masked only where it has to be: every query sees the keys below `seen`."""
+    whole = low + (seen - low) // BLOCK * BLOCK
+    acc, total, most = attend(
+        acc,
+        total,
+        most,
+        query,
+        keys,
+        values,
+        pages,
+        low,
+        whole,
+        last,
+        kv_head,
+        page_stride,
+        factor,
+        DIM,
+        PAGE,
+        BLOCK,
+        False,
+    )
+    acc, total, most = attend(
+        acc,
+        total,
+        most,
+        query,
+        keys,
+        values,
+        pages,
+        whole,
+        high,
+        last,
+        kv_head,
+        page_stride,
+        factor,
+        DIM,
+        PAGE,
+        BLOCK,
+        True,
+    )
     return acc, total, most
 
 
