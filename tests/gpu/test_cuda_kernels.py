@@ -53,8 +53,10 @@ def test_attention(heads: int, kv_heads: int, dim: int, processors: int, grouped
     out = torch.full_like(q, float("nan"))
     partials = PrefixAttention(cache, heads, on_gpu, processors, 2048).run(0, q, inputs) if grouped else None
     DecodeAttention(cache, heads, on_gpu, processors).run(0, q, arranged.rows + 2, few, inputs, partials, out)
-    ChunkAttention(cache, heads, on_gpu, processors).run(0, q, inputs, partials, out)
     slots, positions = arranged.slots, arranged.positions
+    pages, within = table[slots, positions // PAGE].long(), torch.from_numpy(positions % PAGE)
+    k, v = (each[pages.to(CUDA), :, within.to(CUDA)] for each in cache.layer(0))
+    ChunkAttention(cache, heads, on_gpu, processors).run(0, q, k, v, inputs, partials, out)
     for first in range(0, len(q), 100):
         part = slice(first, first + 100)
         want = torch.stack([_attend(cache, on_gpu[s], t, p) for s, p, t in zip(slots[part], positions[part], q[part])])

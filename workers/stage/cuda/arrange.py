@@ -18,8 +18,8 @@ TILE_FIELDS = 8
 """Numbers of a tile, the last without meaning. Of a row of one token: the row, its slot, its first page, the key behind
 its last one, how many pieces the row is cut in, which one this is, the first one's place. Of a prefix: the slot whose
 page table has it, its first and last page, the first member, how many members, which part. Of a chunk: its slot, its
-first token, how many tokens, the first one's position, the first page. Keys begin at a page, which a compiler that
-sees it uses well."""
+first token, how many tokens, the first one's position, the first page, the position of the chunk's first token. Keys
+begin at a page, which a compiler that sees it uses well."""
 PREFIX_QUERIES = 128
 CHUNK_QUERIES = 64
 """Queries of a tile: heads that share keys count as queries of their own."""
@@ -165,6 +165,7 @@ class Arranger:
         each[:, 2] = np.minimum(self._tokens_per_tile, counts[row] - begin)
         each[:, 3] = starts[row] + begin
         each[:, 4] = shared[row] // self._size
+        each[:, 5] = starts[row]
         return each[np.argsort(shared[row] - each[:, 3], kind="stable")].reshape(-1)
 
     def _decode_tiles(self, slots: Int32s, low: Int64s, high: Int64s) -> Int64s:

@@ -54,18 +54,19 @@ class CudaDecoder:
         x = self.fused.norm(residual, layers[0].attention_norm)
         following = [layer.attention_norm for layer in layers[1:]] + [self.weights.norm]
         for number, (layer, norm) in enumerate(zip(layers, following)):
-            q = self.rope.store(number, layer.qkv(x), layer.qk_norm, inputs.slots, inputs.positions)
-            x = layer.output(self._attend(number, q, inputs, rows, grouped, chunked).flatten(1))
+            qkv = self.rope.store(number, layer.qkv(x), layer.qk_norm, inputs.slots, inputs.positions)
+            x = layer.output(self._attend(number, *qkv, inputs, rows, grouped, chunked).flatten(1))
             x, residual = self.fused.add_norm(x, residual, layer.mlp_norm)
             x = layer.down(self.fused.silu_and_mul(layer.gate_up(x)))
             x, residual = self.fused.add_norm(x, residual, norm)
         return x
 
-    def _attend(self, layer: int, q: Tensor, inputs: Inputs, rows: int, grouped: bool, chunked: bool) -> Tensor:
+    def _attend(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, inputs: Inputs, rows: int, grouped: bool, chunked: bool
+    ) -> Tensor:
         out = torch.empty_like(q)
         partials = self.prefix.run(layer, q, inputs) if grouped else None
-        if rows:
-            self.decode.run(layer, q, rows, chunked or rows <= FEW_ROWS, inputs, partials, out)
+        self.decode.run(layer, q, rows, chunked or rows <= FEW_ROWS, inputs, partials, out)
         if chunked:
-            self.chunks.run(layer, q, inputs, partials, out)
+            self.chunks.run(layer, q, k, v, inputs, partials, out)
         return out

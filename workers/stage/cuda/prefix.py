@@ -115,7 +115,6 @@ def _prefix(
         most = tl.full((QUERIES,), -1e30, tl.float32)
         total = tl.zeros((QUERIES,), tl.float32)
         acc = tl.zeros((QUERIES, DIM), tl.float32)
-        last = tl.where(real, high - 1, -1)
         acc, total, most = attend_run(
             acc,
             total,
@@ -126,8 +125,7 @@ def _prefix(
             pages,
             low,
             high,
-            high,
-            last,
+            real,
             kv_head,
             page_stride,
             factor,

@@ -24,17 +24,22 @@ class Rope:
         angles = torch.arange(positions, device=table.device).unsqueeze(-1) * frequencies
         self.cos_sin = torch.cat([angles.cos(), angles.sin()], dim=1)
 
-    def store(self, layer: int, qkv: Tensor, norm: RmsNorm | None, slots: Tensor, positions: Tensor) -> Tensor:
+    def store(
+        self, layer: int, qkv: Tensor, norm: RmsNorm | None, slots: Tensor, positions: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """qkv: [tokens, (heads + 2 * kv_heads) * head_dim], rotary pairs side by side; slots, positions: [tokens].
 
-        Returns the rotated queries, [tokens, heads, head_dim].
+        Returns the rotated queries, [tokens, heads, head_dim], and what was stored: rotated keys and values, both
+        [tokens, kv_heads, head_dim], the values within qkv.
         """
         shape = self.cache.shape
         keys, values = self.cache.layer(layer)
         q = qkv.new_empty(len(qkv), self.heads, shape.head_dim)
+        k = qkv.new_empty(len(qkv), self.kv_heads, shape.head_dim)
         _rope_store[(len(qkv),)](
             qkv,
             q,
+            k,
             keys,
             values,
             self.cos_sin,
@@ -53,7 +58,7 @@ class Rope:
             KV_HEADS_PAD=triton.next_power_of_2(self.kv_heads),
             NORM=norm is not None,
         )
-        return q
+        return q, k, qkv.view(len(qkv), -1, shape.head_dim)[:, -self.kv_heads :]
 
 
 @triton.jit
@@ -86,6 +91,7 @@ def _rotated(
 def _rope_store(
     qkv: tl.tensor,
     q_out: tl.tensor,
+    k_out: tl.tensor,
     keys: tl.tensor,
     values: tl.tensor,
     cos_sin: tl.tensor,
@@ -122,5 +128,7 @@ def _rope_store(
     k = _rotated(row + HEADS * DIM, heads, norm + HEADS * DIM, eps, cos, sin, KV_HEADS, KV_HEADS_PAD, DIM, NORM)
     v = tl.load(row + (HEADS + KV_HEADS) * DIM + heads[:, None] * DIM + dims[None, :], mask=mask)
     to = page * page_stride + (heads[:, None] * PAGE + position % PAGE) * DIM + dims[None, :]
-    tl.store(keys + to, k.to(keys.dtype.element_ty), mask=mask)
+    k = k.to(keys.dtype.element_ty)
+    tl.store(keys + to, k, mask=mask)
+    tl.store(k_out + token * KV_HEADS * DIM + heads[:, None] * DIM + dims[None, :], k, mask=mask)
     tl.store(values + to, v, mask=mask)
