@@ -11,7 +11,7 @@ from toka.model import open_model
 from workers.stage import layers
 from workers.stage.checkpoints import RandomCheckpoint
 from workers.stage.decoder import Decoder
-from workers.stage.layers import HalfLinear, PlainLinear
+from workers.stage.layers import HalfLinear, PackedLinear, PlainLinear
 from workers.stage.weights import Weights, expected_shapes, load_weights
 
 
@@ -89,24 +89,25 @@ def tensors(weights: Weights) -> dict[str, Tensor]:
             if unpacked[0][1] is not None:
                 found[f"{name}.bias"] = torch.cat([bias for _, bias in unpacked])
         else:
-            assert isinstance(linear, PlainLinear)
-            found |= {f"{name}.weight": linear.weight} | ({} if linear.bias is None else {f"{name}.bias": linear.bias})
+            assert isinstance(linear, PackedLinear | PlainLinear)
+            weight = linear.packed.to_dense() if isinstance(linear, PackedLinear) else linear.weight
+            found |= {f"{name}.weight": weight} | ({} if linear.bias is None else {f"{name}.bias": linear.bias})
     return found
 
 
-@pytest.mark.parametrize("packed", [True, False])
-def test_bfloat16_reaches_every_tensor(tiny: Path, packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("form", [HalfLinear, PackedLinear, PlainLinear])
+def test_bfloat16_reaches_every_tensor(tiny: Path, form: type, monkeypatch: pytest.MonkeyPatch) -> None:
     """From a float32 checkpoint; packed as float16, the values are the bfloat16 ones."""
     exact = tensors(load_weights(open_model(str(tiny)), dtype="float32"))
-    monkeypatch.setattr(layers, "uses_half_weights", lambda dtype, device: packed and dtype == torch.bfloat16)
+    monkeypatch.setattr(layers, "bfloat16_product", lambda: form)
     rounded = tensors(load_weights(open_model(str(tiny)), dtype="bfloat16"))
     assert exact.keys() == rounded.keys() and any("bias" in name for name in exact)
     for name, tensor in rounded.items():
         assert exact[name].dtype == torch.float32
-        if not packed:
+        if form is not HalfLinear:
             assert tensor.dtype == torch.bfloat16, name
         # float16 cannot hold what is nearer to zero than its smallest step.
-        atol = 2**-25 if packed else 0
+        atol = 2**-25 if form is HalfLinear else 0
         torch.testing.assert_close(tensor.float(), exact[name].bfloat16().float(), atol=atol, rtol=0, msg=name)
 
 
@@ -140,7 +141,7 @@ def test_many_rows_meet_the_float32_copy(biased: bool, monkeypatch: pytest.Monke
 def test_copies_are_made_where_memory_allows(
     tiny: Path, free: int, copied: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(layers, "uses_half_weights", lambda dtype, device: True)
+    monkeypatch.setattr(layers, "bfloat16_product", lambda: HalfLinear)
     monkeypatch.setattr("workers.stage.weights.free_memory", lambda device: free)
     loaded = load_weights(open_model(str(tiny)), dtype="bfloat16")
     products = [linear for layer in loaded.layers for linear in (layer.qkv, layer.output, layer.gate_up, layer.down)]
