@@ -14,12 +14,13 @@ import zmq
 
 from broker import frontends, recovery, replicas
 from broker.core import PING_SECONDS, Broker
+from broker.gate import Gate
 from broker.queue import WaitingQueue
 from toka.config import Config
 from toka.folders import check_private
 from toka.messages import Frame
 from toka.process import ready
-from toka.sockets import Port, check_endpoint, open_socket, unlink, worker_endpoint
+from toka.sockets import Port, check_endpoint, is_tcp, open_socket, prepare, unlink, worker_endpoint
 
 Receive = Callable[[Broker, bytes, Sequence[Frame]], None]
 
@@ -30,8 +31,9 @@ async def serve(config: Config) -> None:
     stop, drained = asyncio.Event(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    endpoints = (check_endpoint(config.broker), worker_endpoint(config.broker))
-    front, back = (Port(bind(context, endpoint)) for endpoint in endpoints)
+    endpoints = (check_endpoint(config.broker, config.keys), worker_endpoint(config.broker))
+    gate = Gate(context, config.keys) if config.keys and is_tcp(config.broker) else None
+    front, back = (Port(bind(context, endpoint, config.keys)) for endpoint in endpoints)
     broker = Broker(
         WaitingQueue(config.queue_requests, config.queue_bytes),
         to_frontend=lambda identity, frames: front.send_frames([identity, *frames]),
@@ -46,6 +48,9 @@ async def serve(config: Config) -> None:
                 tasks.create_task(_read(back, broker, replicas.receive)),
                 tasks.create_task(_tick(broker, drained)),
             ]
+            if gate:
+                gate.watch([front.socket, back.socket])
+                running.append(tasks.create_task(gate.run()))
             await stop.wait()
             broker.drain()
             if not broker.idle:
@@ -54,16 +59,19 @@ async def serve(config: Config) -> None:
             for task in running:
                 task.cancel()
     finally:
+        if gate:
+            gate.close()
         context.destroy()
         for endpoint in endpoints:
             unlink(endpoint)
 
 
-def bind(context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> zmq.Socket[bytes]:
+def bind(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, keys: str = "") -> zmq.Socket[bytes]:
     """A ROUTER bound to `endpoint`; ValueError in one sentence where that is not safe or not possible."""
     if endpoint.startswith("ipc://"):
         _check_path(Path(endpoint.removeprefix("ipc://")))
     router = open_socket(context, zmq.ROUTER)
+    prepare(router, endpoint, keys, server=True)
     try:
         router.bind(endpoint)
     except zmq.ZMQError as error:

@@ -37,7 +37,7 @@ async def serve(config: Config, number: int = 0) -> None:
     if not config.broker:
         raise ValueError("broker: the address of the broker is needed")
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    service = Service(config, Engine(context, check_endpoint(config.broker)), number)
+    service = Service(config, Engine(context, check_endpoint(config.broker, config.keys), config.keys), number)
     engine = asyncio.create_task(service.engine.run())
     runner = web.AppRunner(
         make_app(service), handler_cancellation=True, access_log=None, shutdown_timeout=CLOSE_SECONDS

@@ -10,12 +10,17 @@ import contextlib
 import ipaddress
 import itertools
 import logging
+import re
+import secrets
+import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import zmq
+from zmq.utils.monitor import parse_monitor_message
 
+from toka.keys import protect_client, protect_server
 from toka.messages import Frame, Message, MessageError, decode, encode
 
 log = logging.getLogger(__name__)
@@ -31,6 +36,23 @@ YIELD_EVERY = 256
 """Messages read in a row before other tasks of the event loop get their turn."""
 WATCHDOG_SECONDS = 1.0
 """Look at a socket this often even if its descriptor says nothing: a missed edge must not be a hang."""
+REPEAT_SECONDS = 60.0
+"""Between warnings of one kind."""
+_TCP = re.compile(r"tcp://(?:\[([0-9A-Fa-f:.]+(?:%\w+)?)\]|([\w.*-]+)):(\d{1,5})", re.ASCII)
+"""An IPv6 address in brackets; or a name, an IPv4 address, an interface, or * for all of them; and a port."""
+LAST_PORT = 65534
+"""The one after it is for the workers."""
+
+_CLOSED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+_DIFFERS = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+_NOT_ADMITTED = zmq.EVENT_HANDSHAKE_FAILED_AUTH
+_NO_HANDSHAKE = "one side has no keys, or server.key is not the broker's own"
+_REASONS = {
+    # The one or the other, as it happens.
+    _CLOSED: _NO_HANDSHAKE,
+    _DIFFERS: _NO_HANDSHAKE,
+    _NOT_ADMITTED: "the public key of client.key_secret is not among those that it admits",
+}
 
 
 def open_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, identity: bytes = b"") -> zmq.Socket[bytes]:
@@ -52,19 +74,23 @@ def open_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, identity: by
     return socket
 
 
-def check_endpoint(endpoint: str) -> str:
-    """`endpoint` if it is `ipc://path` or `tcp://loopback:port`; ValueError otherwise."""
-    parts = urlsplit(endpoint)
-    if parts.scheme == "ipc":
+def check_endpoint(endpoint: str, keys: str = "") -> str:
+    """`endpoint` if it is `ipc://path` or `tcp://host:port`, the host loopback unless there are keys; or ValueError."""
+    if endpoint.startswith("ipc://"):
         path = endpoint.removeprefix("ipc://")
         if not path or len(worker_endpoint(endpoint)) - len("ipc://") > IPC_PATH_BYTES:
             raise ValueError(f"{endpoint}: an ipc address is ipc:// and a path of at most 99 bytes")
         return endpoint
-    if parts.scheme != "tcp" or not parts.hostname or not parts.port:
-        raise ValueError(f"{endpoint}: expected ipc://PATH or tcp://HOST:PORT")
-    if not _is_loopback(parts.hostname):
-        raise ValueError(f"{endpoint}: tcp without keys is refused unless the address is loopback")
+    found = _TCP.fullmatch(endpoint)
+    if not found or not 1 <= int(found[3]) <= LAST_PORT:
+        raise ValueError(f"{endpoint}: expected ipc://PATH or tcp://HOST:PORT, with a port from 1 to {LAST_PORT}")
+    if not keys and not _is_loopback(found[1] or found[2]):
+        raise ValueError(f"{endpoint}: tcp without keys is refused unless the address is loopback (see toka-keygen)")
     return endpoint
+
+
+def is_tcp(endpoint: str) -> bool:
+    return endpoint.startswith("tcp://")
 
 
 def _is_loopback(host: str) -> bool:
@@ -72,6 +98,16 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def prepare(socket: zmq.Socket[bytes], endpoint: str, keys: str, *, server: bool = False) -> None:
+    """What `socket` needs before it is bound (`server`) or connected to `endpoint`; ValueError for a bad key file."""
+    if not is_tcp(endpoint):
+        return
+    # With this a name would mean its IPv6 address alone, and localhost no longer 127.0.0.1.
+    socket.setsockopt(zmq.IPV6, any(mark in endpoint for mark in "[*"))
+    if keys:
+        (protect_server if server else protect_client)(socket, keys)
 
 
 def worker_endpoint(broker: str) -> str:
@@ -128,6 +164,82 @@ def parse(frames: Sequence[Frame]) -> Message | None:
     except MessageError as error:
         log.warning("message dropped: %s", error)
         return None
+
+
+class Seldom:
+    """A warning about what may happen thousands of times: logged the first time, and then once a minute at most."""
+
+    def __init__(self, event: str) -> None:
+        self._event = event
+        self._times, self._logged = 0, float("-inf")
+
+    def warn(self, **details: object) -> None:
+        self._times += 1
+        now = time.monotonic()
+        if now - self._logged >= REPEAT_SECONDS:
+            log.warning(self._event, extra={**details, "times": self._times})
+            self._times, self._logged = 0, now
+
+
+class Handshakes:
+    """What became of the handshakes of a tcp socket that failed. Close this before the socket."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], socket: zmq.Socket[bytes], events: int) -> None:
+        """`events`: those of zmq.EVENT_HANDSHAKE_FAILED_* that are of interest."""
+        endpoint = f"inproc://handshakes-{secrets.token_hex(8)}"
+        self._socket = socket
+        self._events = context.socket(zmq.PAIR)
+        # libzmq waits, with its one thread for all sockets, until there is room for an event.
+        self._events.setsockopt(zmq.RCVHWM, 0)
+        socket.monitor(endpoint, events)
+        self._events.connect(endpoint)
+
+    def failed(self) -> list[zmq.Event]:
+        """The events since the last call. They take memory until this is called."""
+        events = []
+        while (frames := receive(self._events)) is not None:
+            events.append(zmq.Event(parse_monitor_message(frames)["event"]))
+        return events
+
+    def close(self) -> None:
+        self._socket.disable_monitor()
+        self._events.close()
+
+
+class Connection:
+    """A DEALER connected to the broker, with keys over tcp. `keep` has to be called about once a second.
+
+    Raises ValueError where `endpoint` cannot be connected to or a key file is bad.
+    """
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, identity: bytes, keys: str = "") -> None:
+        self.socket = open_socket(context, zmq.DEALER, identity)
+        self._endpoint = endpoint
+        self._refused = Seldom("the broker refused the connection")
+        self._handshakes: Handshakes | None = None
+        prepare(self.socket, endpoint, keys)
+        if is_tcp(endpoint):
+            self._handshakes = Handshakes(context, self.socket, _CLOSED | _DIFFERS | _NOT_ADMITTED)
+        try:
+            self.socket.connect(endpoint)
+        except zmq.ZMQError as error:
+            raise ValueError(f"cannot connect to {endpoint}: {error.strerror}") from None
+
+    def keep(self) -> None:
+        """Where the broker has refused the connection, say so and try again: its keys may change."""
+        failed = self._handshakes.failed() if self._handshakes else []
+        for event in failed:
+            self._refused.warn(endpoint=self._endpoint, reason=_REASONS[event])
+        # After such an answer libzmq gives up.
+        if failed and failed[-1] != _CLOSED:
+            with contextlib.suppress(zmq.ZMQError):
+                self.socket.disconnect(self._endpoint)
+            self.socket.connect(self._endpoint)
+
+    def close(self) -> None:
+        if self._handshakes:
+            self._handshakes.close()
+        self.socket.close()
 
 
 class Port:

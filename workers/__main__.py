@@ -11,9 +11,10 @@ from pathlib import Path
 
 from toka.config import Config
 from toka.folders import check_replica_name, run_folder
+from toka.keys import client_keys
 from toka.launcher import replica_unit, supervise
 from toka.process import begin, command_line, fail, ready
-from toka.sockets import check_endpoint
+from toka.sockets import check_endpoint, is_tcp
 from toka.trace import gathered
 
 log = logging.getLogger(__name__)
@@ -26,7 +27,9 @@ def main() -> None:
     try:
         if not config.broker:
             raise ValueError("broker: give the broker's address, ipc://PATH or tcp://HOST:PORT")
-        check_endpoint(config.broker)
+        if is_tcp(check_endpoint(config.broker, config.keys)) and config.keys:
+            # Before the manager does, which waits until the weights are loaded.
+            client_keys(config.keys)
         check_replica_name(name)
         own = str(Path(config.run_dir, name)) if config.run_dir else ""
         with run_folder(own) as folder, gathered(config.trace, folder):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from typing import NoReturn
 
 import pytest
 
@@ -11,8 +12,13 @@ import pytest
 def needs(program: str) -> str:
     """The path of a program the test runs. Skips the test where there is none."""
     path = shutil.which(program)
-    if path is not None:
-        return path
+    if path is None:
+        lacks(f"{program} is missing")
+    return path
+
+
+def lacks(what: str) -> NoReturn:
+    """Skip the test: the machine cannot do what it needs."""
     if os.environ.get("TOKA_TEST_ALL") == "1":
-        pytest.fail(f"{program} is missing and TOKA_TEST_ALL is set")
-    pytest.skip(f"{program} is missing")
+        pytest.fail(f"{what} and TOKA_TEST_ALL is set")
+    pytest.skip(what)

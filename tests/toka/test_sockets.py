@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,12 +30,24 @@ def test_safe_addresses(endpoint: str):
 
 @pytest.mark.parametrize(
     "endpoint",
-    ["", "broker", "ipc://", "ipc://" + "x" * IPC_PATH_BYTES, "tcp://127.0.0.1", "tcp://:5", "udp://127.0.0.1:5",
-     "tcp://0.0.0.0:5555", "tcp://10.1.2.3:5555", "tcp://example.org:5555", "tcp://*:5555"],
+    ["tcp://0.0.0.0:5555", "tcp://10.1.2.3:5555", "tcp://gpu-7.example.org:5555", "tcp://eth0:5555", "tcp://*:5555",
+     "tcp://[fd77::1]:5555", "tcp://[fe80::1%eth0]:5555"],
 )  # fmt: skip
-def test_unsafe_or_broken_addresses_are_refused(endpoint: str):
-    with pytest.raises(ValueError):
+def test_addresses_that_are_safe_with_keys_alone(endpoint: str):
+    assert check_endpoint(endpoint, "keys") == endpoint
+    with pytest.raises(ValueError, match="tcp without keys is refused unless the address is loopback"):
         check_endpoint(endpoint)
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    ["", "broker", "ipc://", "ipc://" + "x" * IPC_PATH_BYTES, "tcp://127.0.0.1", "tcp://:5", "udp://127.0.0.1:5",
+     "tcp://127.0.0.1:0", "tcp://127.0.0.1:65535", "tcp://127.0.0.1:99999", "tcp://127.0.0.1:5/x", "tcp://a@b:5",
+     "tcp://[::1:5", "tcp://::1:5", "tcp://[]:5"],
+)  # fmt: skip
+def test_broken_addresses_are_refused(endpoint: str):
+    with pytest.raises(ValueError, match=re.escape(f"{endpoint}: ")):
+        check_endpoint(endpoint, "keys")
 
 
 def test_workers_have_an_address_of_their_own():
