@@ -2,6 +2,7 @@
 
 registry    who is there (frontends, replicas) and what each holds
 queue       shards that wait for a replica
+prefixes    which prompts' pages a replica has cached
 policy      which replica a shard goes to
 core        dispatch, loss and liveness over these three; no sockets, and a clock that is given
 recovery    after a restart: rebuild the registry from what frontends and replicas hold

@@ -72,6 +72,7 @@ class Broker:
             queued=len(self.queue),
             card=self.registry.card(),
             draining=self.draining,
+            share=self.registry.share(),
         )
 
     def announce(self) -> None:

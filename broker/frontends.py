@@ -21,6 +21,7 @@ from toka.messages import (
     Resume,
     Submit,
 )
+from toka.page_keys import KEY_BYTES
 from toka.sockets import is_made_up, parse
 
 INT32 = 1 << 31
@@ -69,7 +70,7 @@ def _join(broker: Broker, frontend: Frontend, message: JoinFrontend) -> None:
 
 def _well_formed(message: Submit) -> bool:
     counts = message.first_sample >= 0 and message.sequences > 0 and -INT32 <= message.priority < INT32
-    return len(message.request) == REQUEST_ID_BYTES and counts
+    return len(message.request) == REQUEST_ID_BYTES and len(message.page_hashes) % KEY_BYTES == 0 and counts
 
 
 def _submit(broker: Broker, frontend: Frontend, message: Submit, frames: Sequence[Frame]) -> None:
@@ -79,7 +80,15 @@ def _submit(broker: Broker, frontend: Frontend, message: Submit, frames: Sequenc
             log.warning("submit dropped: the request is another frontend's", extra={"frontend": frontend.identity})
             return
         broker.withdraw([old])
-    shard = Shard(message.request, message.first_sample, frontend, message.sequences, message.priority, frames)
+    shard = Shard(
+        message.request,
+        message.first_sample,
+        frontend,
+        message.sequences,
+        message.priority,
+        frames,
+        message.page_hashes,
+    )
     if broker.draining:
         _refuse(broker, shard, 503, "the server is shutting down", 0)
     elif not broker.queue.fits(shard) and not _at_once(broker, shard):

@@ -6,17 +6,48 @@ from collections.abc import Iterable
 
 from broker.registry import Replica, Shard
 
+SEQUENCE_TOKENS = 64
+"""Cached tokens of a prompt for which a replica may have one sequence more than another. A sequence costs more to run,
+but about as much on either: only the difference counts that the longer step makes."""
+WORTH_MOST = 1 / 8
+"""What a cached prefix may be worth at most, as a share of the credits: by so much may loads differ for its sake."""
+
 
 def choose(shard: Shard, replicas: Iterable[Replica]) -> Replica | None:
-    """The replica with the most free credits of those that have enough; None if the shard has to wait.
+    """The replica with the least load for its credits, of those that have enough; None if the shard has to wait.
 
-    A shard of more sequences than any replica's credits goes to one that is empty, or it would never run.
+    One that would run the shard at once goes before one where it would queue. Among these, the pages of the prompt
+    that a replica has cached make its load count for less. A shard of more sequences than any replica's credits goes
+    to one that is empty, or it would never run.
     """
+    keys, sequences = shard.keys(), shard.sequences
     best: Replica | None = None
-    most = 0
+    least, queues = float("inf"), True
     for replica in replicas:
-        free = replica.credits - replica.used
-        enough = free >= shard.sequences or replica.used == 0
-        if free > most and enough and replica.reachable:
-            best, most = replica, free
+        used, credits = replica.used, replica.credits
+        if credits <= used or not replica.reachable or (credits < used + sequences and used):
+            continue
+        waits = used > 0 and 2 * (used + sequences) > credits  # beyond `slots`
+        if waits > queues:
+            continue
+        load = used / credits
+        if waits == queues and load >= least and not _may_be_less(replica, keys, load - least):
+            continue
+        if keys:
+            load -= min(replica.prefixes.match(keys) / _pages_of_credits(replica), WORTH_MOST)
+        if waits < queues or load < least:
+            best, least, queues = replica, load, waits
     return best
+
+
+def _may_be_less(replica: Replica, keys: list[bytes], load: float) -> bool:
+    """Whether cached pages of the prompt may be worth more than `load`: the last page they would need is there."""
+    if not keys or load >= WORTH_MOST:
+        return False
+    needed = int(load * _pages_of_credits(replica))
+    return needed < len(keys) and keys[needed] in replica.prefixes
+
+
+def _pages_of_credits(replica: Replica) -> float:
+    """Cached pages that are worth as much as all of the replica's credits."""
+    return replica.credits * SEQUENCE_TOKENS / replica.card.page_size

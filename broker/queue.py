@@ -70,4 +70,4 @@ class WaitingQueue:
 
 def size(shard: Shard) -> int:
     """The bytes a waiting shard takes, its payload included."""
-    return sum(len(frame) for frame in shard.frames)
+    return len(shard.page_hashes) + sum(len(frame) for frame in shard.frames)

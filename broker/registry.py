@@ -7,7 +7,9 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from broker.prefixes import Prefixes
 from toka.messages import Frame, ModelCard
+from toka.page_keys import split
 
 FENCED_KEPT = 4096
 """Epochs of dead replicas that are remembered; a process this old that still speaks is a new peer."""
@@ -28,13 +30,27 @@ class Shard:
     priority: int = 0
     frames: Sequence[Frame] = ()
     """The Submit as it came, while the shard waits; a replica that has it needs it here no more."""
+    page_hashes: bytes = b""
+    """Keys of the prompt's full pages, while the shard waits."""
     replica: Replica | None = None
     cancelled: list[int] = field(default_factory=list)
     """Samples that were cancelled while the shard waited."""
+    _keys: list[bytes] | None = None
 
     @property
     def key(self) -> Key:
         return (self.request, self.first)
+
+    def keys(self) -> list[bytes]:
+        """`page_hashes`, one by one."""
+        if self._keys is None:
+            # Only now: thousands of shards wait, and this takes far more memory.
+            self._keys = split(self.page_hashes)
+        return self._keys
+
+    def leave_queue(self) -> None:
+        """What only a waiting shard needs."""
+        self.frames, self.page_hashes, self._keys = (), b"", None
 
 
 @dataclass(slots=True, eq=False)
@@ -67,6 +83,15 @@ class Replica:
     """Sequences that it has and that have not ended."""
     shards: dict[Shard, None] = field(default_factory=dict)
     """In the order they were given."""
+    prefixes: Prefixes = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.prefixes = Prefixes(self.card.kv_cache_tokens // self.card.page_size)
+
+    @property
+    def slots(self) -> int:
+        """Sequences it runs at once: it grants as many credits again for those that wait."""
+        return max(1, self.credits // 2)
 
     @property
     def open(self) -> bool:
@@ -111,9 +136,11 @@ class Registry:
         shard.frontend.shards[shard] = None
 
     def give(self, shard: Shard, replica: Replica) -> None:
-        """The shard is the replica's from now on and takes its credits."""
+        """The shard is the replica's from now on and takes its credits; its prompt's pages will be there."""
         assert shard.replica is None
-        shard.replica, shard.frames = replica, ()
+        replica.prefixes.add(shard.keys())
+        shard.leave_queue()
+        shard.replica = replica
         replica.shards[shard] = None
         replica.used += shard.sequences
 
@@ -157,6 +184,14 @@ class Registry:
         new = identity not in self._strangers
         self._strangers.add(identity)
         return new
+
+    def share(self) -> int:
+        """Sequences of one prompt that a replica should get together: no more than any of them runs at once.
+
+        0 where there are no others that could take the rest.
+        """
+        slots = [each.slots for each in self.replicas.values() if each.open]
+        return min(slots) if len(slots) > 1 else 0
 
     def card(self) -> ModelCard | None:
         """What every replica can serve: the narrowest of their limits. None without replicas."""

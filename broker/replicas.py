@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from broker import recovery
 from broker.core import Broker
 from broker.registry import Replica
-from toka.messages import Fenced, Frame, JoinReplica, Outputs, Pong, Refused, encode
+from toka.messages import Fenced, Frame, JoinReplica, Outputs, Pages, Pong, Refused, encode
+from toka.page_keys import split
 from toka.sockets import is_made_up, parse
 
 log = logging.getLogger(__name__)
@@ -36,6 +37,8 @@ def receive(broker: Broker, sender: bytes, frames: Sequence[Frame]) -> None:
         case Pong() if replica is not None:
             replica.answered = True
             _forward(broker, message.frontend, frames)
+        case Pages() if replica is not None:
+            _pages(replica, message)
         case Refused() if replica is not None:
             _refused(broker, replica, message)
         case _ if replica is not None:
@@ -51,7 +54,8 @@ def _about(message: object, replica: Replica) -> dict[str, object]:
 
 def _well_formed(message: JoinReplica) -> bool:
     lists = (message.holds_first, message.holds_sequences, message.holds_frontends)
-    return all(len(each) == len(message.holds) for each in lists) and min(message.holds_sequences, default=0) >= 0
+    counts = message.card.page_size > 0 and min(message.holds_sequences, default=0) >= 0
+    return all(len(each) == len(message.holds) for each in lists) and counts
 
 
 def _join(broker: Broker, sender: bytes, known: Replica | None, message: JoinReplica) -> None:
@@ -88,6 +92,13 @@ def _outputs(broker: Broker, replica: Replica | None, message: Outputs, frames: 
     _forward(broker, message.frontend, frames)
     if message.finished:
         broker.dispatch()
+
+
+def _pages(replica: Replica, message: Pages) -> None:
+    if message.whole:
+        replica.prefixes.clear()
+    replica.prefixes.remove(split(message.evicted))
+    replica.prefixes.add(split(message.inserted))
 
 
 def _refused(broker: Broker, replica: Replica, message: Refused) -> None:

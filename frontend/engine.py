@@ -34,7 +34,8 @@ from toka.messages import (
     Resume,
     State,
 )
-from toka.sockets import Port, open_socket, parse
+from toka.page_keys import PromptKeys
+from toka.sockets import Connection, Port, parse
 
 log = logging.getLogger(__name__)
 
@@ -62,20 +63,20 @@ SUBMITS_AT_ONCE = 64
 class Engine:
     """All that the frontend has in flight. `run` must be running."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], broker: str) -> None:
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], broker: str, keys: str = "") -> None:
         self.identity = b"f-" + secrets.token_bytes(8)
-        socket = open_socket(context, zmq.DEALER, self.identity)
-        socket.connect(broker)
+        self._connection = Connection(context, broker, self.identity, keys)
         self.state: State | None = None
         self.met = asyncio.Event()
         """Whether a broker has ever answered."""
         self.card: ModelCard | None = None
         """Of the replicas there are, or were last."""
-        self._port = Port(socket)
+        self._port = Port(self._connection.socket)
         self._generations: dict[bytes, Generation] = {}
         self._released: list[bytes] = []
         self._gaps: dict[tuple[bytes, int], float] = {}
         """When the gap of a sample was asked for."""
+        self._prompt_keys = PromptKeys(page_size=1)
         self._pings: dict[int, asyncio.Future[Pong]] = {}
         self._nonces = itertools.count(secrets.randbits(32))
         self._state_at = 0.0
@@ -103,11 +104,14 @@ class Engine:
                     self._take(message)
         finally:
             beat.cancel()
-            self._port.socket.close()
+            self._connection.close()
 
     async def submit(self, call: Call) -> None:
         """Send all of a call. It has to be closed, whatever comes of it."""
         sent = 0
+        share = min(SHARD_SAMPLES, (self.state and self.state.share) or SHARD_SAMPLES)
+        for generation in call.generations:
+            generation.divide(share)
         for generation in call.generations:
             self._generations[generation.id] = generation
             self._hear(generation)
@@ -203,7 +207,7 @@ class Engine:
         if not row.first and not row.sample:
             generation.cached = row.cached
         if generation.call.pending:
-            generation.call.accept(generation.shards[row.sample // SHARD_SAMPLES])
+            generation.call.accept(generation.shards[row.sample // generation.share])
         self._hear(generation)
         self._add(generation, sample, row, over)
 
@@ -237,8 +241,16 @@ class Engine:
 
     def _submit(self, generation: Generation, shard: Shard) -> None:
         self._hear(generation)
-        if not self._port.send(generation.submit(shard, self.identity)):
+        if not self._port.send(generation.submit(shard, self.identity, self._page_hashes(generation))):
             self._submit_later(generation, shard, RETRY_SECONDS)
+
+    def _page_hashes(self, generation: Generation) -> bytes:
+        """Of its prompt, where there is more than one replica that the broker could choose by them."""
+        if self.card is None or self.state is None or self.state.replicas < 2:
+            return b""
+        if self._prompt_keys.page_size != self.card.page_size:
+            self._prompt_keys = PromptKeys(self.card.page_size)
+        return b"".join(self._prompt_keys.of(generation.prompt))
 
     def _submit_later(self, generation: Generation, shard: Shard, seconds: float) -> None:
         def submit() -> None:
@@ -273,6 +285,7 @@ class Engine:
 
     async def _beat(self) -> None:
         while True:
+            self._connection.keep()
             self._join()
             if self.state is None:
                 await asyncio.sleep(JOIN_SECONDS)

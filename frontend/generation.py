@@ -15,7 +15,7 @@ from frontend.sample import Sample
 from toka.messages import REQUEST_ID_BYTES, Finish, SamplingParams, Submit, Work, encode
 
 SHARD_SAMPLES = 64
-"""Samples of a request that go to one replica together."""
+"""Samples of a request that go to one replica together, where it is not fewer for the other replicas' sake."""
 WHOLE_DELIVERY = 64
 """Tokens of a sample that are asked for together where nobody looks at each. Handling a row takes this process as
 long as many tokens; and what a lost replica had not sent has to be computed again."""
@@ -51,25 +51,34 @@ class Generation:
     left: int = 0
     """Samples that have not finished."""
     shards: list[Shard] = field(default_factory=list)
+    share: int = SHARD_SAMPLES
+    """Samples of a shard."""
     heard: float = 0.0
     """When something last came for it, in seconds of the loop's clock."""
     quiet: float = 0.0
     """Seconds of silence after which it is asked for again."""
 
     def __post_init__(self) -> None:
-        """Divide the samples into shards, and let the call wait for them."""
         self.left = len(self.samples)
-        for first in range(0, len(self.samples), SHARD_SAMPLES):
-            self.shards.append(Shard(first, self.samples[first : first + SHARD_SAMPLES]))
         self.call.add(self)
+
+    def divide(self, share: int) -> None:
+        """Divide the samples into shards of at most `share`, and let the call wait until each is accepted."""
+        self.share = share
+        for first in range(0, len(self.samples), share):
+            self.shards.append(Shard(first, self.samples[first : first + share]))
+        self.call.pending += len(self.shards)
 
     def shard(self, first: int) -> Shard | None:
         """The shard whose first sample this is."""
-        place, rest = divmod(first, SHARD_SAMPLES)
+        place, rest = divmod(first, self.share)
         return self.shards[place] if not rest and 0 <= place < len(self.shards) else None
 
-    def submit(self, shard: Shard, frontend: bytes) -> Submit:
-        """The message that runs the shard's unfinished samples, on from what they have."""
+    def submit(self, shard: Shard, frontend: bytes, page_hashes: bytes) -> Submit:
+        """The message that runs the shard's unfinished samples, on from what they have.
+
+        page_hashes: keys of the prompt's full pages, or empty.
+        """
         samples = shard.unfinished
         work = Work(
             params=self.params,
@@ -86,7 +95,7 @@ class Generation:
             sequences=len(samples),
             prompt_tokens=len(self.prompt),
             priority=self.priority,
-            page_hashes=b"",
+            page_hashes=page_hashes,
             payload=encode(work),
         )
 
@@ -112,7 +121,6 @@ class Call:
 
     def add(self, generation: Generation) -> None:
         self.generations.append(generation)
-        self.pending += len(generation.shards)
         self.left += generation.left
 
     def accept(self, shard: Shard) -> None:

@@ -62,6 +62,7 @@ class Config:
 
     # Processes
     broker: str = setting("", "the broker's address, ipc://PATH or tcp://HOST:PORT; `toka` chooses one")
+    keys: str = setting("", "folder of toka-keygen; needed over tcp unless the broker's address is loopback")
     replica: str = setting("", "name of this replica at the broker; empty: drawn", ("worker",))
     run_dir: str = setting("", "folder for socket files; empty: a new private one")
     shutdown_timeout: float = setting(30.0, "seconds that running requests have to finish on SIGTERM", low=0)
@@ -73,13 +74,25 @@ class Config:
     queue_requests: int = setting(200_000, "most requests that wait; one more gets 429", ("broker",), low=1)
     queue_bytes: int = setting(2048 * MIB, "most bytes that waiting requests may take", ("broker",), low=1)
 
+    # Many GPUs
+    dp_size: int = setting(1, "replicas of the model", (), low=1, high=1024)
+    pp_size: int = setting(1, "pipeline stages of a replica", ("worker",), low=1, high=256)
+    tp_size: int = setting(1, "ranks that share each layer's tensors", ("worker",), low=1, high=64)
+    pp_layers: str = setting("", "layers of each pipeline stage, as 17,15; empty: by their cost", ("worker",))
+
+    nodes: int = setting(1, "workers, each on a host, that have one replica's stages between them", ("worker",), low=1)
+    node_rank: int = setting(0, "which of them this is; 0 has the manager, too", ("worker",), low=0)
+    rendezvous: str = setting(
+        "", "where the stages of several nodes find their manager: tcp://HOST:PORT of node 0", ("worker",)
+    )
+
     # The engine
     page_size: int = setting(16, "tokens of one KV page", ("worker",), low=1, high=1024)
     kv_cache_tokens: int = setting(0, "tokens the KV cache holds; 0: what memory allows", ("worker",), low=0)
     max_seqs: int = setting(0, "sequences run at once; 0: what memory allows", ("worker",), low=0)
     max_tokens_per_step: int = setting(0, "tokens of one forward pass; 0: chosen by device", ("worker",), low=0)
     prefill_chunk: int = setting(0, "most prompt tokens of a sequence in a step; 0: no limit", ("worker",), low=0)
-    run_ahead: int = setting(2, "plans sent ahead of the stage", ("worker",), low=1, high=16)
+    run_ahead: int = setting(2, "passes of a sequence planned ahead of its results", ("worker",), low=1, high=16)
     prefix_cache: bool = setting(True, "keep and share the KV pages of equal prefixes", ("worker",))
     shared_prefix: bool = setting(True, "compute attention over a shared prefix once for all its rows", ("worker",))
     max_logprobs: int = setting(20, "most top logprobs of a request", ("frontend", "worker"), low=0, high=1000)

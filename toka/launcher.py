@@ -19,6 +19,7 @@ from toka.config import Config, arguments
 from toka.display import display
 from toka.folders import check_replica_name, run_folder
 from toka.listen import listen
+from toka.placement import Place, own_stages, places
 from toka.process import begin, command_line, fail
 from toka.sockets import check_endpoint, unlink, worker_endpoint
 from toka.supervisor import Supervisor, Unit
@@ -45,15 +46,15 @@ def main(stage: str = STAGE) -> None:
 
 async def serve(config: Config, folder: Path, stage: str = STAGE) -> int:
     """Run the server with its socket files in `folder`; the exit status."""
-    broker = check_endpoint(config.broker or f"ipc://{folder}/broker")
+    if config.nodes > 1:
+        raise ValueError("nodes: `toka` is for one host; start toka-worker on each, and toka-broker and toka-frontend")
+    broker = check_endpoint(config.broker or f"ipc://{folder}/broker", config.keys)
     config = dataclasses.replace(config, broker=broker, run_dir=str(folder))
-    replica = check_replica_name(config.replica or "r0")
-    sockets = folder / replica
-    sockets.mkdir(mode=0o700, exist_ok=True)
+    replicas = replica_units(config, folder, stage)
     frontends = frontend_units(config)
     units = [
         *frontends,
-        replica_unit(config, replica, sockets, stage),
+        *replicas,
         Unit("broker", [Part("broker", "broker", arguments(config, "broker"))]),
     ]
     began = time.monotonic()
@@ -94,16 +95,40 @@ def frontend_units(config: Config) -> list[Unit]:
     ]
 
 
-def replica_unit(config: Config, name: str, sockets: Path, stage: str = STAGE) -> Unit:
-    """The replica `name`, a manager and its stage, with the sockets between them in the folder `sockets`."""
-    args = arguments(dataclasses.replace(config, replica=name, run_dir=str(sockets)), "worker")
-    return Unit(
-        "replica",
-        [
-            Part(f"manager {name}", "workers.manager", args),
-            Part(f"stage {name}.0", stage, args, {"TOKA_STAGE": "0"}),
-        ],
-    )
+def replica_units(config: Config, folder: Path, stage: str = STAGE) -> list[Unit]:
+    """The replicas, each with a folder of its own in `folder`; ValueError where they cannot have their GPUs."""
+    names = [check_replica_name(name) for name in replica_names(config)]
+    units = []
+    for name, place in zip(names, places(config, config.dp_size)):
+        sockets = folder / name
+        sockets.mkdir(mode=0o700, exist_ok=True)
+        units.append(replica_unit(config, name, sockets, stage, place))
+    return units
+
+
+def replica_names(config: Config) -> list[str]:
+    """r0, r1, ...; with a name given NAME, or NAME-0, NAME-1, ... where there are several."""
+    if config.dp_size == 1:
+        return [config.replica or "r0"]
+    prefix = f"{config.replica}-" if config.replica else "r"
+    return [f"{prefix}{number}" for number in range(config.dp_size)]
+
+
+def replica_unit(config: Config, name: str, sockets: Path, stage: str = STAGE, place: Place | None = None) -> Unit:
+    """The replica `name`, its manager and stages, with the sockets between them in the folder `sockets`.
+
+    Of a replica over several hosts what is this one's.
+    Without a `place` it gets one as if it were alone on this machine.
+    """
+    place = place or places(config, 1)[0]
+    own = dataclasses.replace(config, replica=name, run_dir=str(sockets), threads=place.threads)
+    args = arguments(own, "worker")
+    stages = [
+        Part(f"stage {name}.{number}", stage, args, {"TOKA_STAGE": str(number)} | env)
+        for number, env in zip(own_stages(config), place.stages)
+    ]
+    managers = [Part(f"manager {name}", "workers.manager", args, place.manager)] if config.node_rank == 0 else []
+    return Unit("replica", [*managers, *stages])
 
 
 async def until_serving(url: str, frontends: Sequence[Unit]) -> None:

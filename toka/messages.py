@@ -316,6 +316,8 @@ class State(Message):
     """Shards that wait in the broker."""
     card: ModelCard | None
     draining: bool
+    share: int = 0
+    """Samples of one prompt that a replica should get together, for the others to get theirs; 0: as many as wished."""
 
 
 @message(4)
@@ -494,6 +496,21 @@ class Fenced(Message):
     epoch: int
 
 
+@message(17)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Pages(Message):
+    """Manager to broker, after a join and then a few times a second: which pages of prompts the replica has cached.
+
+    Keys as in Submit's `page_hashes`.
+    """
+
+    whole: bool
+    """Whether `inserted` is all that it has."""
+    inserted: bytes
+    """16 bytes for each page, parents before children."""
+    evicted: bytes
+
+
 # --- Manager and stages -------------------------------------------------------------------------------
 
 
@@ -507,6 +524,8 @@ class StageReady(Message):
     """KV pages the stage has room for, its scratch page not counted."""
     max_seqs: int
     max_tokens_per_step: int
+    inbox: str = ""
+    """Where other stages reach this one; empty: nowhere, it is alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -535,6 +554,8 @@ class Plan(Message):
     """
 
     step: int
+    after: int
+    """The step whose sampled ids this one needs: the last that sampled for a slot whose row says -1; 0: none."""
     # Slots taken over by a new sequence. setup_floats: [n, 6] temperature, top_p, min_p, presence,
     # frequency, repetition; setup_ints: [n, 4] top_k, min_tokens, logprobs, sample; setup_seeds: [n],
     # the 64 bits of the seed.
@@ -574,7 +595,7 @@ class Plan(Message):
 @message(34)
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepResult(Message):
-    """Last stage to manager: what a plan's `sample_*` rows drew, in their order."""
+    """First rank of the last stage to manager: what a plan's `sample_*` rows drew, in their order."""
 
     step: int
     busy_us: int
@@ -589,3 +610,57 @@ class StepResult(Message):
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Stop(Message):
     """Manager to stages: no plan follows; end with status 0."""
+
+
+@message(36)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Peers(Message):
+    """Manager to stages of a pipeline, once, before the first plan."""
+
+    inboxes: list[str]
+    """Of every stage, by its number."""
+
+
+@message(37)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Activations(Message):
+    """Stage to the next one: hidden states of a plan's tokens, [tokens, hidden], in the dtype both compute in."""
+
+    step: int
+    payload: list[Frame]
+
+
+@message(38)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Sampled(Message):
+    """Last stage to the first: what a plan drew, in the order of its `sample_slots`."""
+
+    step: int
+    slots: Int32
+    tokens: Int32
+
+
+@message(39)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StageLoad(Message):
+    """Stage to manager, about once a second: which share of the time since the last one it computed."""
+
+    stage: int
+    busy: float
+
+
+@message(40)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StageHello(Message):
+    """Stage to manager, before it loads anything, where it is not the replica's only one."""
+
+    stage: int
+
+
+@message(41)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Meet(Message):
+    """Manager to stage, in answer to its hello: what the stages find each other by."""
+
+    token: str
+    """Of this start of the replica."""

@@ -8,11 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.core import FIRST_ANSWER_SECONDS, GRACE_SECONDS
-from tests.support.broker import Bench
+from tests.support.broker import CARD, Bench, prompt_keys
 from tests.support.soak import examples
 from toka.messages import Cancel, Fenced, Lost, Outputs, Refused, Release, Submit
 
 REQUESTS = 40
+PROMPTS = 5
+PAGES = 90
+"""Of a prompt; a replica has room for fewer than three of them."""
 Key = tuple[bytes, int]
 
 
@@ -66,6 +69,7 @@ class World:
             sequences=len(samples),
             priority=self.draw.randint(0, 2),
             payload=bytes(samples),
+            keys=prompt_keys(key[0][0] % PROMPTS, PAGES),
         )
 
     def cancel(self) -> None:
@@ -98,6 +102,12 @@ class World:
             payload=[bytes(ended)],
         )
         self.bench.replica(replica, outputs)
+
+    def publish(self) -> None:
+        """A replica tells of pages, true or not."""
+        prompts = self.draw.sample(range(PROMPTS), 2)
+        inserted, evicted = (prompt_keys(prompt, self.draw.randint(0, PAGES)) for prompt in prompts)
+        self.bench.publish(self.draw.choice(list(self.held)), inserted, evicted, whole=self.draw.random() < 0.3)
 
     def kill_replica(self) -> None:
         """It dies, and its successor joins before or after the broker has noticed."""
@@ -183,9 +193,11 @@ class World:
         registry, queue = self.bench.broker.registry, self.bench.broker.queue
         shards = [shard for each in registry.frontends.values() for shard in each.shards]
         assert len(queue) == sum(shard.replica is None for shard in shards)
-        assert queue.bytes == sum(len(frame) for shard in shards for frame in shard.frames)
+        kept = [(*shard.frames, shard.page_hashes) for shard in shards]
+        assert queue.bytes == sum(len(each) for frames in kept for each in frames)
         for replica in registry.replicas.values():
             assert replica.used == sum(shard.sequences for shard in replica.shards)
+            assert len(replica.prefixes) <= CARD.kv_cache_tokens // CARD.page_size
             alone = sum(shard.sequences > 0 for shard in replica.shards) == 1
             # What ends of a shard's former copy on the same replica cannot be told from what ends of the present one.
             assert replica.used <= replica.credits or alone or self.twice
@@ -196,7 +208,10 @@ class World:
 def test_whatever_dies_every_request_completes_and_nothing_is_kept(seed: int):
     world = World(Random(seed))
     actions = (
-        [world.request] * 6 + [world.step] * 12 + [world.cancel, world.retry, world.kill_replica, world.kill_broker]
+        [world.request] * 6
+        + [world.step] * 12
+        + [world.publish] * 2
+        + [world.cancel, world.retry, world.kill_replica, world.kill_broker]
     )
     while world.number < REQUESTS:
         world.draw.choice(actions)()

@@ -16,6 +16,7 @@ from toka.messages import (
     Message,
     ModelCard,
     Outputs,
+    Pages,
     Ping,
     Pong,
     State,
@@ -123,7 +124,9 @@ class Bench:
         sequences: int = 1,
         priority: int = 0,
         payload: bytes = b"work",
+        keys: Sequence[bytes] = (),
     ) -> bytes:
+        """keys: of the full pages of its prompt."""
         request = request_id(number)
         message = Submit(
             frontend=frontend,
@@ -132,11 +135,16 @@ class Bench:
             sequences=sequences,
             prompt_tokens=1,
             priority=priority,
-            page_hashes=b"",
+            page_hashes=b"".join(keys),
             payload=[payload],
         )
         self.frontend(frontend, message)
         return request
+
+    def publish(
+        self, replica: bytes, inserted: Sequence[bytes] = (), evicted: Sequence[bytes] = (), *, whole: bool = False
+    ) -> None:
+        self.replica(replica, Pages(whole=whole, inserted=b"".join(inserted), evicted=b"".join(evicted)))
 
     def finish(self, replica: bytes, epoch: int, shard: Submit, sequences: int | None = None) -> None:
         """The replica ends sequences of a shard, all of them unless told how many."""
@@ -163,6 +171,12 @@ class Bench:
             for identity in list(self.broker.registry.frontends):
                 if identity not in self.silent:
                     self.join_frontend(identity, self.holds_of(identity))
+
+
+def prompt_keys(prompt: int, pages: int, shared: int = 0) -> list[bytes]:
+    """Of a prompt that has its first `shared` pages in common with all others."""
+    names = [(0 if page < shared else 1 + prompt, page) for page in range(pages)]
+    return [name.to_bytes(8, "little") + page.to_bytes(8, "little") for name, page in names]
 
 
 def pong(ping: Ping, epoch: int = 1) -> Pong:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import re
@@ -14,16 +15,19 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from tests.support.server import ROOT, Running, Server, environment, free_port, running, serve, until
 from tests.support.tiny import tiny_config
+from toka.config import Config, load
 from toka.folders import run_folder
-from toka.launcher import example, until_serving
+from toka.launcher import example, replica_units, until_serving
 from toka.supervisor import Unit
 
 PARTS = ["toka: broker", "toka: frontend", "toka: manager r0", "toka: stage r0.0"]
@@ -98,6 +102,8 @@ def test_a_port_in_use_is_named(model: Path, frontends: int):
         ({"run_dir": "/usr"}, 1, "private"),
         ({"broker": "tcp://0.0.0.0:5000"}, 1, "refused unless the address is loopback"),
         ({"replica": "a/b"}, 1, "replica: expected at most 16 letters"),
+        ({"replica": "abcdefghijklmno", "dp_size": 2}, 1, "got 'abcdefghijklmno-0'"),
+        ({"device": "cuda", "dp_size": 999}, 1, "dp_size=999 pp_size=1 tp_size=1 needs 999 GPUs, "),
     ],
 )
 def test_wrong_settings_end_in_one_sentence(settings: dict[str, object], status: int, said: str):
@@ -154,6 +160,18 @@ async def test_a_start_is_over_when_each_frontend_that_is_not_given_up_has_answe
         port = server.sockets[0].getsockname()[1]
         await asyncio.wait_for(until_serving(f"http://127.0.0.1:{port}", units), 10)
     assert answered == 3
+
+
+def test_a_replica_has_a_folder_and_processes_of_its_own(private: Path):
+    config = Config(dp_size=2, pp_size=2, tp_size=2, device="cpu", threads=3, replica="east", run_dir=str(private))
+    units = replica_units(config, private)
+    assert [unit.parts[0].name for unit in units] == ["manager east-0", "manager east-1"]
+    assert [part.name for part in units[1].parts[1:]] == [f"stage east-1.{number}" for number in range(4)]
+    assert [part.env["TOKA_STAGE"] for part in units[1].parts[1:]] == ["0", "1", "2", "3"]
+    folders = {load(part.args, "worker").run_dir for unit in units for part in unit.parts}
+    assert folders == {str(private / "east-0"), str(private / "east-1")} and (private / "east-1").is_dir()
+    own = load(units[0].parts[3].args, "worker")
+    assert (own.replica, own.pp_size, own.tp_size, own.threads) == ("east-0", 2, 2, 3)
 
 
 # --- A whole server -----------------------------------------------------------------------------------
@@ -247,6 +265,43 @@ def test_frontends_share_the_port_and_one_that_dies_is_waited_for(model: Path):
         with running("toka", port=server.url.rpartition(":")[2], frontends=2, model=model, **SMALL) as second:
             fails(second, 1, "cannot listen on")
         complete(server.url)
+
+
+@contextlib.contextmanager
+def frozen(part: psutil.Process) -> Iterator[None]:
+    part.suspend()
+    try:
+        yield
+    finally:
+        part.resume()
+
+
+def replicas_of(server: Server) -> int:
+    try:
+        return int(httpx.get(f"{server.url}/health", timeout=5).json().get("replicas", 0))
+    except httpx.TransportError:
+        return 0
+
+
+def test_replicas_share_the_work_and_one_that_dies_costs_no_request(model: Path):
+    with serve(model=model, dp_size=2, restart_limit=20, **SMALL) as server:
+        second = [part.replace("r0", "r1") for part in PARTS[2:]]
+        assert sorted(server.parts()) == sorted([*PARTS, *second])
+        until(lambda: replicas_of(server) == 2, 60, "both replicas")
+        whole = complete(server.url, max_tokens=100)["choices"][0]["text"]
+        for name in ("r0", "r1"):
+            with frozen(server.part(f"toka: manager {name}")):
+                assert complete(server.url, max_tokens=100)["choices"][0]["text"] == whole, "the other one serves"
+            until(lambda: replicas_of(server) == 2, 60, "both replicas again")
+        with ThreadPoolExecutor(20) as pool:
+            answers = [pool.submit(complete, server.url, max_tokens=100) for _ in range(20)]
+            time.sleep(0.1)
+            victim, other = server.part("toka: stage r1.0"), server.part("toka: stage r0.0")
+            victim.kill()
+            assert {answer.result()["choices"][0]["text"] for answer in answers} == {whole}
+        until(lambda: replicas_of(server) == 2, 60, "the replica that died")
+        assert server.part("toka: stage r1.0").pid != victim.pid
+        assert server.part("toka: stage r0.0").pid == other.pid, "it is restarted alone"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

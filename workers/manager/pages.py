@@ -8,56 +8,12 @@ were let go, and a sequence lets go of its last page first, so children always g
 from __future__ import annotations
 
 from collections import OrderedDict
-from hashlib import blake2b
 
 import numpy as np
 
 from toka.messages import Int32
-
-KEY_BYTES = 16
-REMEMBERED_PROMPTS = 64
-
-
-def page_keys(ids: Int32, page_size: int, keys: list[bytes] | None = None) -> list[bytes]:
-    """Keys of the full pages of `ids`, each the hash of its tokens and of the page before it.
-
-    `keys` are those of the first pages where they are known already.
-    """
-    keys = list(keys or ())
-    content = np.ascontiguousarray(ids[len(keys) * page_size :], np.int32).tobytes()
-    width = 4 * page_size
-    key = keys[-1] if keys else b""
-    for start in range(0, len(content) - width + 1, width):
-        key = blake2b(key + content[start : start + width], digest_size=KEY_BYTES).digest()
-        keys.append(key)
-    return keys
-
-
-class PromptKeys:
-    """Keys of prompts' full pages. What a prompt has in common with the last one of the same first page is not
-    hashed again: requests on one document, or behind the same examples, tend to come together.
-    """
-
-    def __init__(self, page_size: int) -> None:
-        self._page_size = page_size
-        self._last: OrderedDict[bytes, tuple[Int32, list[bytes]]] = OrderedDict()
-        """A prompt and its keys by the bytes of the prompt's first page, the longest unused first."""
-
-    def of(self, prompt: Int32) -> list[bytes]:
-        size = self._page_size
-        if len(prompt) < size:
-            return []
-        first = prompt[:size].tobytes()
-        known: list[bytes] = []
-        if (last := self._last.pop(first, None)) is not None:
-            both = min(len(prompt), len(last[0])) // size * size
-            same = prompt[:both] == last[0][:both]
-            known = last[1][: (both if same.all() else int(np.argmin(same))) // size]
-        keys = page_keys(prompt, size, known)
-        self._last[first] = prompt, keys
-        if len(self._last) > REMEMBERED_PROMPTS:
-            self._last.popitem(last=False)
-        return keys
+from toka.page_keys import PromptKeys as PromptKeys
+from toka.page_keys import page_keys as page_keys
 
 
 class PagePool:
@@ -72,6 +28,8 @@ class PagePool:
         self._idle: OrderedDict[int, None] = OrderedDict()
         self._page_of: dict[bytes, int] = {}
         self._key_of: dict[int, bytes] = {}
+        self._changed: dict[bytes, None] = {}
+        """Keys that came or went since `changes` was last called, in that order."""
 
     @property
     def available(self) -> int:
@@ -95,7 +53,9 @@ class PagePool:
     def _evict(self, count: int) -> None:
         pages = [self._idle.popitem(last=False)[0] for _ in range(count)]
         for page in pages:
-            del self._page_of[self._key_of.pop(page)]
+            key = self._key_of.pop(page)
+            del self._page_of[key]
+            self._changed[key] = None
         self._give(np.array(pages, np.int32))
 
     def _give(self, pages: Int32) -> None:
@@ -129,6 +89,7 @@ class PagePool:
             if key not in page_of and page not in key_of:
                 page_of[key] = page
                 key_of[page] = key
+                self._changed[key] = None
 
     def match(self, keys: list[bytes]) -> Int32:
         """The pages of the longest known prefix of `keys`."""
@@ -139,6 +100,18 @@ class PagePool:
                 break
             pages.append(page)
         return np.array(pages, np.int32)
+
+    def known(self) -> list[bytes]:
+        """The keys of all pages that can be found."""
+        return list(self._page_of)
+
+    def changes(self) -> tuple[list[bytes], list[bytes]]:
+        """Keys of pages that can be found and of those that cannot any more, where that may have changed since the
+        last call."""
+        changed, self._changed = self._changed, {}
+        inserted = [key for key in changed if key in self._page_of]
+        evicted = [key for key in changed if key not in self._page_of] if len(inserted) < len(changed) else []
+        return inserted, evicted
 
     def check(self) -> None:
         """Assert what must always hold; for tests."""

@@ -9,7 +9,7 @@ import time
 import zmq
 
 from toka import sockets
-from toka.messages import Fenced, JoinReplica, Message, ModelCard, Outputs, Pong, Refused, State
+from toka.messages import Fenced, JoinReplica, Message, ModelCard, Outputs, Pages, Pong, Refused, State
 from workers.manager.state import State as ManagerState
 
 log = logging.getLogger(__name__)
@@ -17,6 +17,8 @@ log = logging.getLogger(__name__)
 SILENCE_SECONDS = 1.0
 """Without word from the broker for this long, it may have been restarted: join again."""
 REJOIN_SECONDS = 0.5
+PUBLISH_SECONDS = 0.05
+"""Between messages about pages that came and went."""
 MESSAGES_AT_ONCE = 64
 """Messages taken in before the stages get their turn: thousands come at once, a fraction of a millisecond each."""
 
@@ -28,10 +30,17 @@ class Uplink:
     """
 
     def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, replica: str, card: ModelCard, state: ManagerState
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        endpoint: str,
+        replica: str,
+        card: ModelCard,
+        state: ManagerState,
+        keys: str = "",
     ) -> None:
         self._context = context
         self._endpoint = endpoint
+        self._keys = keys
         self._replica = replica
         self._card = card
         self._state = state
@@ -39,26 +48,31 @@ class Uplink:
         self._incarnation: int | None = None
         self._unknown = True
         """Whether a broker that has not been told of this replica was heard, or none was yet."""
-        self._heard = self._joined = float("-inf")
+        self._heard = self._joined = self._published = float("-inf")
+        self._whole = True
+        """Whether the broker has to be told of all pages anew."""
         self._connect()
 
     def _connect(self) -> None:
         self.epoch = secrets.randbits(63)
         identity = f"m-{self._replica}-{self.epoch:016x}".encode()
-        self.socket = sockets.open_socket(self._context, zmq.DEALER, identity)
-        self.socket.connect(self._endpoint)
+        self._connection = sockets.Connection(self._context, self._endpoint, identity, self._keys)
+        self.socket = self._connection.socket
 
     def renew(self) -> None:
         """Begin another epoch; whatever the old one held must have been dropped."""
-        self.socket.close()
+        self.close()
         self._connect()
         self.join()
+
+    def close(self) -> None:
+        self._connection.close()
 
     def join(self) -> None:
         """Tell the broker what this replica is and holds."""
         shards = [s for shards in self._state.shards.values() for s in shards.values()]
         self._joined = time.monotonic()
-        self._unknown = False
+        self._unknown, self._whole = False, True
         self.send(
             JoinReplica(
                 replica=self._replica,
@@ -72,7 +86,20 @@ class Uplink:
             )
         )
 
-    def send(self, message: JoinReplica | Outputs | Pong | Refused) -> None:
+    def publish(self) -> None:
+        """Tell the broker, if it is there and not too often, which pages came and went; after a join, of all."""
+        now = time.monotonic()
+        if now - self._published < PUBLISH_SECONDS or self._unknown or now - self._heard >= SILENCE_SECONDS:
+            return
+        self._published = now
+        inserted, evicted = self._state.pages.changes()
+        if self._whole:
+            inserted, evicted = self._state.pages.known(), []
+        if self._whole or inserted or evicted:
+            self.send(Pages(whole=self._whole, inserted=b"".join(inserted), evicted=b"".join(evicted)))
+        self._whole = False
+
+    def send(self, message: JoinReplica | Outputs | Pages | Pong | Refused) -> None:
         sockets.send(self.socket, message)
 
     def received(self) -> list[Message]:
@@ -101,6 +128,7 @@ class Uplink:
         messages are unread the broker is not silent, and a shard among them would be left out: a restarted broker
         would declare it lost.
         """
+        self._connection.keep()
         now = time.monotonic()
         if self._unknown:
             self.join()

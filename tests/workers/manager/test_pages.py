@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from workers.manager.pages import REMEMBERED_PROMPTS, PagePool, PromptKeys, page_keys
+from workers.manager.pages import PagePool
 
 
 class PoolMachine(RuleBasedStateMachine):
@@ -16,6 +16,8 @@ class PoolMachine(RuleBasedStateMachine):
         super().__init__()
         self.pool = PagePool(12)
         self.held: list[np.ndarray] = []
+        self.told: set[bytes] = set()
+        """Keys that can be found, by what `changes` has said."""
 
     @rule(prefix=st.integers(0, 2), length=st.integers(1, 5))
     def start(self, prefix: int, length: int) -> None:
@@ -34,6 +36,14 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(which=st.integers(0, 100))
     def finish(self, which: int) -> None:
         self.pool.release(self.held.pop(which % len(self.held)))
+
+    @rule()
+    def publish(self) -> None:
+        inserted, evicted = self.pool.changes()
+        self.told |= set(inserted)
+        self.told -= set(evicted)
+        assert self.told == set(self.pool.known())
+        assert self.pool.changes() == ([], [])
 
     @invariant()
     def whole(self) -> None:
@@ -67,27 +77,12 @@ def test_a_page_cannot_be_released_twice():
         pool.release(pages)
 
 
-def test_keys_depend_on_everything_before():
-    a, b = np.arange(8, dtype=np.int32), np.arange(8, dtype=np.int32)
-    b[0] = 99
-    assert page_keys(a, 4)[1] != page_keys(b, 4)[1]
-    assert page_keys(a[:7], 4) == page_keys(a, 4)[:1]
-    assert page_keys(a, 4, page_keys(a, 4)[:1]) == page_keys(a, 4)
-
-
-@given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 12), st.integers(0, 12)), max_size=12), st.integers(1, 5))
-def test_prompt_keys_are_those_of_the_pages(prompts, page_size):
-    """Whatever was asked before: prompts that share a beginning, repeat, are shorter or longer."""
-    keys = PromptKeys(page_size)
-    for first, length, fork in prompts:
-        ids = np.arange(length, dtype=np.int32)
-        ids[:1] = first
-        ids[fork:] += 100
-        assert keys.of(ids) == page_keys(ids, page_size)
-
-
-def test_prompt_keys_remember_so_many_prompts():
-    keys = PromptKeys(4)
-    for number in range(3 * REMEMBERED_PROMPTS):
-        keys.of(np.full(8, number, np.int32))
-    assert len(keys._last) == REMEMBERED_PROMPTS
+def test_what_is_told_of_changes_is_how_it_is_now_parents_first():
+    pool = PagePool(3)
+    pages = pool.take(3)
+    pool.key(pages.tolist(), [b"a0", b"a1", b"a2"])
+    assert pool.changes() == ([b"a0", b"a1", b"a2"], [])
+    pool.release(pages)
+    pool.key(pool.take(2).tolist(), [b"a2", b"b0"])
+    assert pool.changes() == ([b"a2", b"b0"], [b"a1"]), "a2 went and came back"
+    assert sorted(pool.known()) == [b"a0", b"a2", b"b0"]
