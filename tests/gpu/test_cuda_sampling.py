@@ -67,7 +67,9 @@ class Both:
         self.slots = Slots(count + 1, vocabulary, CUDA)
         self.slots.set_up(made)
         self.sampler = Sampler(self.slots)
-        self.draw = Draw(lambda hidden: hidden, vocabulary, torch.zeros(count + 1, dtype=torch.int64, device=CUDA))
+        self.draw = Draw(
+            lambda hidden: hidden, range(vocabulary), torch.zeros(count + 1, dtype=torch.int64, device=CUDA)
+        )
         self.draw.set_up(made)
         self.special = Special(self.draw, 2, count)
         self.special.set_up(made)
@@ -193,7 +195,7 @@ def test_many_special_rows_stay_within_their_memory() -> None:
     rows = 4096
     weight = torch.randn(LLAMA, 64, device=CUDA, dtype=torch.bfloat16)
     last = torch.zeros(rows + 1, dtype=torch.int64, device=CUDA)
-    draw = Draw(lambda hidden: hidden @ weight.T, LLAMA, last)
+    draw = Draw(lambda hidden: hidden @ weight.T, range(LLAMA), last)
     made = plan(setups=[Setup(slot=i, seed=i, top_p=0.9, logprobs=20 if i % 2 else -1) for i in range(rows)])
     draw.set_up(made)
     special = Special(draw, 2, rows)

@@ -10,7 +10,7 @@ import numpy as np
 
 from tests.support.null_stage import NullStage, draw
 from tests.support.submission import header
-from toka.messages import Finish, Outputs, SamplingParams, Tokens, Work, decode
+from toka.messages import Finish, Outputs, Plan, SamplingParams, Tokens, Work, decode
 from workers.manager.forecast import class_of
 from workers.manager.planner import Sent
 from workers.manager.scheduler import Scheduler
@@ -99,6 +99,7 @@ class Harness:
         if planned is not None:
             plan, sent = planned
             assert len(plan.tokens) <= self.limits.max_tokens_per_step
+            self._check_pipeline(plan)
             self.flying.append((sent, self.stage.run(plan)))
         due = bool(self.flying) and (planned is None or (len(self.flying) >= self.depth and not hurry))
         if due:
@@ -108,6 +109,12 @@ class Harness:
         self.scheduler.state.pages.check()
         self.steps += 1
         return planned is not None or due
+
+    def _check_pipeline(self, plan: Plan) -> None:
+        """No sequence is in two of the steps that are on their way through the stages at once."""
+        at = np.concatenate([[0], np.cumsum(plan.row_counts)[:-1]])
+        decoding = plan.row_slots[plan.tokens[at] == -1] if len(plan.row_slots) else plan.row_slots
+        assert (plan.step - self.stage.sampled_in[decoding] >= self.limits.microbatches).all()
 
     def deliver(self, messages: list[Outputs]) -> None:
         for message in messages:

@@ -28,6 +28,8 @@ class NullStage:
         self.seeds = np.zeros(max_seqs, np.int64)
         self.samples = np.zeros(max_seqs, np.int64)
         self.last = np.full(max_seqs, -1, np.int64)
+        self.sampled_in = np.zeros(max_seqs, np.int64)
+        """The step that `last` is of."""
         self.logprobs = np.full(max_seqs, -1, np.int64)
         self.computed = 0
         """Tokens run through the model."""
@@ -50,6 +52,7 @@ class NullStage:
         self._write(plan)
         self._check_contexts(plan)
         self._check_groups(plan)
+        self.sampled_in[plan.sample_slots] = plan.step
         tokens = [self._sample(s, p) for s, p in zip(plan.sample_slots.tolist(), plan.sample_positions.tolist())]
         return StepResult(
             step=plan.step,
@@ -72,6 +75,7 @@ class NullStage:
         for slot, start, count in zip(plan.row_slots.tolist(), plan.row_starts.tolist(), plan.row_counts.tolist()):
             for position, token in zip(range(start, start + count), plan.tokens[at : at + count].tolist()):
                 value = self.last[slot] if token == -1 else token
+                assert token != -1 or self.sampled_in[slot] <= plan.after, "a step comes before one that it needs"
                 assert value >= 0, "a decode row reads a token that was never sampled"
                 page, offset = int(self.table[slot, position // self.page_size]), position % self.page_size
                 assert (page, offset) not in written, "two rows write one place"

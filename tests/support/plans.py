@@ -62,6 +62,7 @@ def plan(
     setups: Sequence[Setup] = (),
     table: Sequence[tuple[int, int, int]] = (),
     copies: Sequence[tuple[int, int]] = (),
+    after: int = 0,
     rows: Sequence[Row] = (),
     groups: Sequence[tuple[Sequence[int], Sequence[int]]] = (),
 ) -> Plan:
@@ -73,6 +74,7 @@ def plan(
     floats = [(s.temperature, s.top_p, s.min_p, s.presence, s.frequency, s.repetition) for s in setups]
     return Plan(
         step=step,
+        after=after,
         setup_slots=np.array([s.slot for s in setups], np.int32),
         setup_floats=np.array(floats, np.float32).reshape(-1),
         setup_ints=np.array(numbers, np.int32).reshape(-1),

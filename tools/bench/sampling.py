@@ -59,7 +59,7 @@ def measure(rows: int, options: dict[str, Any], own: dict[str, Any]) -> float:
     hidden = torch.randn(rows, own["hidden"], device=device, dtype=torch.bfloat16)
     weight = torch.randn(vocabulary, own["hidden"], device=device, dtype=torch.bfloat16)
     weight *= own["spread"] * own["hidden"] ** -0.5
-    draw = Draw(PlainLinear(weight, None), vocabulary, torch.zeros(rows + 1, dtype=torch.int64, device=device))
+    draw = Draw(PlainLinear(weight, None), range(vocabulary), torch.zeros(rows + 1, dtype=torch.int64, device=device))
     made = plan(setups=[Setup(slot=i, seed=i, **options) for i in range(rows)])
     draw.set_up(made)
     every, zeros = np.arange(rows, dtype=np.int32), np.zeros(rows, np.int32)

@@ -53,7 +53,7 @@ class Bench:
         for owner, method, name in (
             (self.executor.attention, "begin", "attention"),
             (self.executor.attention, "run", "attention"),
-            (self.executor.model, "hidden", "hidden"),
+            (self.executor.model, "run", "layers"),
             (self.executor.model, "logits", "head"),
             (self.executor.sampler, "sample", "sampling"),
         ):
@@ -68,8 +68,8 @@ class Bench:
             began = time.perf_counter()
             self.executor.execute(plan)
             spent = dict(self.clock.spent) | {"step": time.perf_counter() - began}
-            # `hidden` holds the attention of its layers, all but what `begin` took before it.
-            spent["decoder"] = spent["hidden"] - spent["attention"]
+            # `run` holds the attention of its layers, all but what `begin` took before it.
+            spent["decoder"] = spent["layers"] - spent["attention"]
             steps.append(spent)
         middle = {key: 1e3 * statistics.median(step.get(key, 0.0) for step in steps) for key in steps[0]}
         shares = "  ".join(f"{key} {middle[key]:.2f}" for key in ("attention", "decoder", "head", "sampling"))

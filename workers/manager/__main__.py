@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import zmq
 
 from toka import process, sockets
 from toka.config import Config
 from toka.messages import ModelCard, StageReady
-from toka.model import ModelConfig, open_model
+from toka.model import ModelConfig, ModelSource, open_model
+from toka.placement import take_cores
 from toka.trace import Recorder
+from workers.endpoints import admitting
 from workers.manager.loop import Loop
+from workers.manager.pacing import Pacing
 from workers.manager.scheduler import Scheduler
-from workers.manager.stages import Stages
+from workers.manager.stages import StageLost, Stages
 from workers.manager.state import Limits
 from workers.manager.uplink import Uplink
-
-NUM_STAGES = 1
 
 
 def context_length(config: Config, model: ModelConfig) -> int:
@@ -26,6 +25,11 @@ def context_length(config: Config, model: ModelConfig) -> int:
     if config.max_context > longest:
         raise ValueError(f"max_context: {config.max_context} tokens, but the model was made for {longest}")
     return config.max_context or longest
+
+
+def microbatches(config: Config) -> int:
+    """Steps that are on their way at once: one for each stage of a pipeline, and one that waits for the first."""
+    return config.pp_size + 1 if config.pp_size > 1 else 1
 
 
 def limits(config: Config, model: ModelConfig, ready: list[StageReady]) -> Limits:
@@ -40,6 +44,8 @@ def limits(config: Config, model: ModelConfig, ready: list[StageReady]) -> Limit
         context_length=min(context_length(config, model), pages * config.page_size),
         vocab_size=model.vocab_size,
         prefill_chunk=config.prefill_chunk,
+        microbatches=microbatches(config),
+        passes=config.run_ahead,
         prefix_cache=config.prefix_cache,
         shared_prefix=config.shared_prefix,
     )
@@ -49,7 +55,14 @@ def serve(config: Config) -> None:
     source = open_model(config.model)
     longest = context_length(config, source.config)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    stages = Stages(context, Path(config.run_dir), NUM_STAGES)
+    with admitting(context, config):
+        manage(config, source, longest, context)
+    context.term()
+
+
+def manage(config: Config, source: ModelSource, longest: int, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    """longest: most tokens of one sequence."""
+    stages = Stages(context, config)
     try:
         ready = stages.wait(config.start_timeout)
     except TimeoutError:
@@ -67,24 +80,26 @@ def serve(config: Config) -> None:
         eos_token_ids=list(source.config.eos_token_ids),
         max_logprobs=config.max_logprobs,
     )
-    uplink = Uplink(context, sockets.worker_endpoint(config.broker), config.replica, card, scheduler.state)
+    endpoint = sockets.worker_endpoint(config.broker)
+    uplink = Uplink(context, endpoint, config.replica, card, scheduler.state, config.keys)
     process.settle()
     process.ready(f"{room.pages * room.page_size} KV tokens, {room.max_seqs} sequences")
     try:
-        Loop(scheduler, stages, uplink, config.run_ahead, config.shutdown_timeout, trace).run()
+        pacing = Pacing(config.run_ahead * microbatches(config), config.pp_size - 1)
+        Loop(scheduler, stages, uplink, pacing, config.shutdown_timeout, trace).run()
     finally:
         trace.leave(config.run_dir)
     stages.close()
-    uplink.socket.close()
-    context.term()
+    uplink.close()
 
 
 def main() -> None:
+    take_cores()
     config = process.command_line("toka-manager", "schedules one replica", "worker")
     process.begin("manager", f"toka: manager {config.replica}", config)
     try:
         serve(config)
-    except ValueError as error:
+    except (ValueError, StageLost) as error:
         process.fail(str(error))
 
 

@@ -11,8 +11,9 @@ from workers.manager.sequences import Sequence
 from workers.manager.slots import SlotState
 from workers.manager.state import State
 
-BACKLOG_STEPS = 2
-"""Steps' worth of prompt tokens that may be admitted and not yet planned: more would only hold pages idle."""
+BACKLOG_STEPS = 1
+"""For each microbatch, and once more: steps' worth of prompt tokens that may be admitted and not yet planned. More
+would only hold pages idle."""
 
 
 class Admission:
@@ -40,7 +41,8 @@ class Admission:
         slots = state.slots
         prefilling = slots.state == SlotState.PREFILL
         backlog = int((slots.target[prefilling] - slots.planned[prefilling]).sum())
-        while slots.free and backlog < BACKLOG_STEPS * limits.max_tokens_per_step:
+        most = BACKLOG_STEPS * (limits.microbatches + 1) * limits.max_tokens_per_step
+        while slots.free and backlog < most:
             entry = state.waiting.pop()
             if entry is None:
                 break

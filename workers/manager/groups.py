@@ -126,12 +126,15 @@ class Grouping:
         self._steps = 0
         """... and steps since then."""
 
-    def rows(self, slots: Slots, refs: Int32, row_slots: Int32, starts: Int32) -> list[Group]:
+    def rows(self, slots: Slots, refs: Int32, row_slots: Int32, starts: Int32, others: Int32) -> list[Group]:
         """The groups of a step's rows that are worth it.
 
-        refs: [pages] how many hold each; row_slots, starts: of the rows, `starts` tokens of each in the KV cache.
+        refs: [pages] how many hold each; row_slots, starts: of the rows, `starts` tokens of each in the KV cache;
+        others: slots that decode, but not in this step.
         """
         self._steps += 1
+        rows = len(row_slots)
+        row_slots, starts = np.concatenate([row_slots, others]), np.concatenate([starts, slots.planned[others]])
         shared = np.flatnonzero((refs[slots.table[row_slots, 0]] > 1) & (starts >= self._size)).astype(np.int32)
         mine, depth = row_slots[shared], starts[shared] // self._size
         new = np.flatnonzero(self._seen[mine] != slots.age[mine])
@@ -144,8 +147,8 @@ class Grouping:
             self._groups = self._joined(slots.table, mine[new], depth[new])
         self._seen[mine] = np.where(starts[shared] >= slots.target[mine], slots.age[mine], -1)
         row_of = np.full(slots.count, -1, np.int32)
-        row_of[mine] = shared
-        present = [Group(rows[rows >= 0], g.pages) for g in self._groups for rows in (row_of[g.rows],)]
+        row_of[mine] = np.where(shared < rows, shared, -1)
+        present = [Group(found[found >= 0], g.pages) for g in self._groups for found in (row_of[g.rows],)]
         return worthwhile(present, self._size)
 
     def _joined(self, table: Int32, slots: Int32, depth: Int32) -> list[Group]:

@@ -50,7 +50,7 @@ class Loop:
         scheduler: Scheduler,
         stages: Stages,
         uplink: Uplink,
-        depth: int,
+        pacing: Pacing,
         drain_seconds: float,
         trace: Recorder = OFF,
     ) -> None:
@@ -58,7 +58,7 @@ class Loop:
         self._stages = stages
         self._uplink = uplink
         self._trace = trace
-        self._pacing = Pacing(depth)
+        self._pacing = pacing
         self._drain_seconds = drain_seconds
         self._sent: deque[Sent] = deque()
         """Plans whose results have not been accounted, oldest first ..."""
@@ -90,6 +90,7 @@ class Loop:
             if self._uplink.socket is not before:
                 poller.unregister(before)
             self._turn()
+            self._uplink.publish()
         faulthandler.cancel_dump_traceback_later()
         self._stages.send(Stop())
 
@@ -158,6 +159,8 @@ class Loop:
         self._trace.count("pages", held=state.pages.held)
         self._trace.count("pacing", hurry=hurried)
         self._trace.count("postponed", admissions=pacing.admissions_postponed, results=pacing.results_postponed)
+        if len(self._stages.busy) > 1:
+            self._trace.count("busy", **{f"stage {number}": share for number, share in enumerate(self._stages.busy)})
 
     def _handle(self, message: Message) -> None:
         match message:

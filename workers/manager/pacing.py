@@ -17,7 +17,9 @@ ADMISSION_DEADLINE = 2
 @dataclass(slots=True)
 class Pacing:
     depth: int
-    """Plans the stages should have, the running one included."""
+    """Plans the stages should have, those that run included."""
+    low: int = 0
+    """With so many, the first stage has none that it could begin."""
     admission_waited: int = 0
     """Plans sent since the last one that admitted."""
     admissions_postponed: int = 0
@@ -30,7 +32,7 @@ class Pacing:
 
     def hurry(self, queued: int) -> bool:
         """Whether the next plan goes before everything else, `queued` plans being unfinished."""
-        return queued == 0
+        return queued <= self.low
 
     def admit(self, hurrying: bool) -> bool:
         """Whether the next plan admits waiting sequences first."""

@@ -10,6 +10,7 @@ import numpy as np
 from toka.messages import Int32, Plan
 from workers.manager.admission import Admission
 from workers.manager.groups import Grouping
+from workers.manager.microbatches import Microbatches
 from workers.manager.sequences import Sequence, lead
 from workers.manager.slots import SlotState
 from workers.manager.state import State
@@ -43,14 +44,17 @@ class Planner:
         self._admission = admission
         self._step = 0
         self._grouping = Grouping(state.slots.count, state.limits.page_size)
+        self._microbatches = Microbatches(state.limits.microbatches, state.limits.passes)
 
     def plan(self) -> tuple[Plan, Sent] | None:
         """The next step, or None where no sequence can take one. All bookkeeping assumes it is sent."""
         state = self._state
-        decode = self._growing_decode_slots()
+        decode, step = self._growing_decode_slots()
         chunks = self._chunks(state.limits.max_tokens_per_step - len(decode))
         if not len(decode) and not chunks:
             return None
+        self._step = step
+        after = int(state.slots.last_step[decode].max(initial=0))
         starts = np.concatenate([state.slots.planned[decode], np.array([c.start for c in chunks], np.int32)])
         row_slots = np.concatenate([decode, np.array([c.slot for c in chunks], np.int32)])
         copies = self._take_copies()
@@ -58,9 +62,10 @@ class Planner:
         positions = state.slots.sampled[sample_slots].copy()
         state.slots.sampled[sample_slots] += 1
         state.slots.in_flight[sample_slots] += 1
-        self._step += 1
+        state.slots.last_step[sample_slots] = step
         plan = Plan(
-            step=self._step,
+            step=step,
+            after=after,
             **setups(state.slots),
             **table_changes(state.slots),
             copies=copies,
@@ -75,22 +80,27 @@ class Planner:
             sample_positions=positions,
             **self._group_fields(row_slots, starts),
         )
-        return plan, Sent(self._step, sample_slots)
+        return plan, Sent(step, sample_slots)
 
     # Decode rows
 
-    def _growing_decode_slots(self) -> Int32:
-        """Slots that decode in this step, each with room for one more token; the youngest give way for it."""
+    def _growing_decode_slots(self) -> tuple[Int32, int]:
+        """Slots that decode in the next step, each with room for one more token, and that step's number.
+
+        The youngest sequences give way for the room.
+        """
         state, slots = self._state, self._state.slots
         while True:
             decode = slots.in_state(SlotState.DECODE)
             decode = decode[slots.sampled[decode] < slots.max_tokens[decode]]
+            waiting = bool((slots.state == SlotState.PREFILL).any())
+            decode, step = self._microbatches.ready(slots, decode, self._step + 1, waiting)
             full = decode[slots.planned[decode] == slots.num_pages[decode] * state.limits.page_size]
             if len(full) <= state.pages.available:
                 break
             state.preempt(self._youngest())
         slots.grow(full, state.pages.take(len(full)))
-        return decode
+        return decode, step
 
     def _youngest(self) -> int:
         """The slot to preempt: of the least urgent sequences that hold pages, the last one admitted."""
@@ -105,6 +115,8 @@ class Planner:
         """Prefill chunks, the first admitted first, of at most `budget` tokens together."""
         state, slots = self._state, self._state.slots
         prefilling = slots.in_state(SlotState.PREFILL)
+        waiting = int((slots.target[prefilling] - slots.planned[prefilling]).sum())
+        budget = self._microbatches.prefill(waiting, budget)
         chunks: list[Chunk] = []
         for slot in prefilling[np.argsort(slots.age[prefilling])].tolist():
             if budget <= 0:
@@ -185,7 +197,8 @@ class Planner:
         state, slots = self._state, self._state.slots
         groups = []
         if state.limits.shared_prefix:
-            groups = self._grouping.rows(slots, state.pages.refs, row_slots, starts)
+            others = np.setdiff1d(slots.in_state(SlotState.DECODE), row_slots, assume_unique=True)
+            groups = self._grouping.rows(slots, state.pages.refs, row_slots, starts, others)
         return {
             "group_pages": np.concatenate([NONE, *(g.pages for g in groups)]),
             "group_page_counts": np.array([len(g.pages) for g in groups], np.int32),

@@ -2,27 +2,58 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from pathlib import Path
 
 import zmq
 
 from toka import sockets
-from toka.messages import Message, Plan, StageReady, StepResult, Stop, encode
+from toka.config import Config
+from toka.messages import (
+    Meet,
+    Message,
+    Peers,
+    Plan,
+    StageHello,
+    StageLoad,
+    StageReady,
+    StepResult,
+    Stop,
+    encode,
+)
+from workers import endpoints
+
+CONNECT_MS = 10_000
+"""For a stage that has said hello to be connected to its socket for plans as well."""
+
+
+class StageLost(RuntimeError):
+    """The replica has to start over: a stage has lost its state."""
 
 
 class Stages:
-    """Binds where the stages connect: `plans-N` for each of them and `results` for all, in `run_dir`."""
+    """Binds where the stages connect: a socket for the plans of each of them, and one for the results of all.
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], run_dir: Path, count: int) -> None:
+    ValueError where an address cannot be bound, or a key file is bad.
+    """
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], config: Config) -> None:
+        count = config.pp_size * config.tp_size
         self.results = sockets.open_socket(context, zmq.PULL)
         self._plans = [sockets.open_socket(context, zmq.PUSH) for _ in range(count)]
-        self._endpoints = [f"ipc://{run_dir}/results", *(f"ipc://{run_dir}/plans-{n}" for n in range(count))]
+        self._endpoints = [endpoints.results(config), *(endpoints.plans(config, stage) for stage in range(count))]
         for socket, endpoint in zip([self.results, *self._plans], self._endpoints):
-            socket.bind(endpoint)
+            endpoints.bind(socket, endpoint, config.keys)
+        self._folder, self._token = Path(config.run_dir), secrets.token_hex(8)
+        self.busy = [0.0] * count
+        """Of each stage, the share of the last second or so that it computed."""
 
     def wait(self, timeout: float) -> list[StageReady]:
-        """What every stage says of itself once it is ready; TimeoutError after `timeout` seconds."""
+        """What every stage says of itself once it is ready; TimeoutError after `timeout` seconds.
+
+        The stages of a pipeline are told of each other.
+        """
         deadline = time.monotonic() + timeout
         ready: dict[int, StageReady] = {}
         while len(ready) < len(self._plans):
@@ -30,9 +61,20 @@ class Stages:
             if left <= 0 or not self.results.poll(int(left * 1000)):
                 raise TimeoutError
             message = self.receive()
-            if isinstance(message, StageReady):
+            if isinstance(message, StageHello):
+                self._greet(message.stage)
+            elif isinstance(message, StageReady):
                 ready[message.stage] = message
-        return list(ready.values())
+        found = [ready[number] for number in range(len(self._plans))]
+        if any(stage.inbox for stage in found):
+            self.send(Peers(inboxes=[stage.inbox for stage in found]))
+        return found
+
+    def _greet(self, stage: int) -> None:
+        socket = self._plans[stage]
+        # Without a peer yet, a PUSH socket would drop what it is given.
+        if socket.poll(CONNECT_MS, zmq.POLLOUT):
+            sockets.send(socket, Meet(token=self._token))
 
     def receive(self) -> Message | None:
         """The next message of a stage, or None where none waits."""
@@ -40,14 +82,18 @@ class Stages:
         return None if frames is None else sockets.parse(frames)
 
     def arrived(self) -> list[StepResult]:
-        """Every result that waits, in the order of the plans."""
+        """Every result that waits, in the order of the plans. StageLost where a stage no longer knows them."""
         results = []
         while (message := self.receive()) is not None:
             if isinstance(message, StepResult):
                 results.append(message)
+            elif isinstance(message, StageLoad) and message.stage < len(self.busy):
+                self.busy[message.stage] = message.busy
+            elif isinstance(message, StageHello):
+                raise StageLost(f"stage {message.stage} has started over")
         return results
 
-    def send(self, message: Plan | Stop) -> None:
+    def send(self, message: Plan | Peers | Stop) -> None:
         """The same message to every stage."""
         frames = encode(message)
         for socket in self._plans:
@@ -58,3 +104,5 @@ class Stages:
         for socket, endpoint in zip([self.results, *self._plans], self._endpoints):
             socket.close()
             sockets.unlink(endpoint)
+        for path in self._folder.glob(f"meet-{self._token}*"):
+            path.unlink(missing_ok=True)

@@ -27,6 +27,10 @@ class Limits:
     """Most tokens of one sequence, prompt and output together."""
     vocab_size: int
     prefill_chunk: int = 0
+    microbatches: int = 1
+    """Steps on their way through the stages of a pipeline."""
+    passes: int = 2
+    """Steps of one sequence that are planned before the result of the first of them is accounted."""
     prefix_cache: bool = True
     shared_prefix: bool = True
 

@@ -8,10 +8,13 @@ import sys
 
 from toka import process
 from toka.config import Config
+from toka.placement import take_cores
 from toka.trace import Recorder
+from workers import endpoints
 
 
 def main() -> None:
+    take_cores()
     config = process.command_line("toka-stage", "runs the model for one replica's manager", "worker")
     stage = int(os.environ.get("TOKA_STAGE", "0"))
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -33,24 +36,32 @@ def serve(config: Config, stage: int) -> None:
     threads.before_torch()
     import zmq
 
-    from workers.stage.build import CAPTURED, build
+    from workers.stage.build import CAPTURED, build, connect
     from workers.stage.loop import serve as run
+    from workers.stage.manager import Manager
+    from workers.stage.partition import take_seat
     from workers.stage.warm_up import warm_up
 
     threads.configure(config.threads)
-    executor = build(config, process.progress)
-    process.progress("warming up", CAPTURED)
-    warm_up(executor)
-    process.settle()
-    sizes = executor.sizes
-    process.ready(f"{sizes.pages * sizes.page_size} KV tokens on {executor.device}")
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     trace = Recorder("stage", f"stage {config.replica}.{stage}", on=bool(config.trace))
-    try:
-        run(executor, stage, config.run_dir, context, trace, config.trace_kernels)
-    finally:
-        trace.leave(config.run_dir)
-        context.destroy()
+    with endpoints.admitting(context, config):
+        manager = Manager(context, config, stage)
+        seat = take_seat(config, stage, manager.meet() if config.pp_size * config.tp_size > 1 else "")
+        executor = build(config, process.progress, seat)
+        process.progress("warming up", CAPTURED)
+        warm_up(executor)
+        pipe = connect(executor, config, seat, context)
+        process.settle()
+        sizes = executor.sizes
+        process.ready(f"{sizes.pages * sizes.page_size} KV tokens on {executor.device}")
+        try:
+            run(executor, manager, trace, config.trace_kernels, pipe)
+        finally:
+            if pipe is not None:
+                pipe.close()
+            trace.leave(config.run_dir)
+    context.destroy()
 
 
 if __name__ == "__main__":

@@ -16,6 +16,8 @@ from toka.gguf_file import GgufFile
 from toka.model import ModelConfig
 
 Shape = tuple[int, ...]
+Index = tuple[slice, ...]
+"""A slice of each of a tensor's first dimensions; of the others everything."""
 INITIAL_STD = 0.02
 _GGUF_TOP = {
     "token_embd": "model.embed_tokens",
@@ -39,7 +41,7 @@ _GGUF_NAME = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<part>\w+)\.(?P<kind>weig
 
 
 class Checkpoint(Protocol):
-    """Tensors by name. `read` gives one on the CPU or on the device it was made on, in any dtype."""
+    """Tensors by name. `read` gives one, or a slice, on the CPU or on the device it was made on, in any dtype."""
 
     @property
     def shapes(self) -> Mapping[str, Shape]: ...
@@ -48,7 +50,7 @@ class Checkpoint(Protocol):
         """The file that holds, or would hold, the tensor: for errors."""
         ...
 
-    def read(self, name: str) -> Tensor: ...
+    def read(self, name: str, index: Index = ()) -> Tensor: ...
 
 
 class SafetensorsCheckpoint:
@@ -71,8 +73,8 @@ class SafetensorsCheckpoint:
         holder = self._holders.get(name)
         return str(holder[0] if holder else self._files[0] if len(self._files) == 1 else self._files[0].parent)
 
-    def read(self, name: str) -> Tensor:
-        tensor: Tensor = self._holders[name][1].get_tensor(name)
+    def read(self, name: str, index: Index = ()) -> Tensor:
+        tensor: Tensor = self._holders[name][1].get_slice(name)[index]
         return tensor
 
 
@@ -89,7 +91,7 @@ class GgufCheckpoint:
     def where(self, name: str) -> str:
         return str(self._file.path)
 
-    def read(self, name: str) -> Tensor:
+    def read(self, name: str, index: Index = ()) -> Tensor:
         tensor = torch.from_numpy(self._file.read(self._names[name]))
         heads = self._interleaved_heads(name)
         if heads:
@@ -97,7 +99,7 @@ class GgufCheckpoint:
             # first halves before all second halves.
             pairs = tensor.view(heads, -1, 2, *tensor.shape[1:])
             tensor = pairs.transpose(1, 2).reshape(tensor.shape)
-        return tensor
+        return tensor[index]
 
     def _interleaved_heads(self, name: str) -> int:
         if self._config.family != "llama":
@@ -125,9 +127,9 @@ class RandomCheckpoint:
     def where(self, name: str) -> str:
         return "weights=random"
 
-    def read(self, name: str) -> Tensor:
+    def read(self, name: str, index: Index = ()) -> Tensor:
         shape = self.shapes[name]
         if name.endswith("norm.weight"):
-            return torch.ones(shape, device=self._device)
+            return torch.ones(shape, device=self._device)[index]
         generator = torch.Generator(self._device).manual_seed(zlib.crc32(name.encode()))
-        return torch.randn(shape, generator=generator, device=self._device).mul_(INITIAL_STD)
+        return torch.randn(shape, generator=generator, device=self._device)[index].mul_(INITIAL_STD)

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from toka.model import ModelConfig, RopeScaling
+from workers.stage.collective import ALONE, Collective
 from workers.stage.layers import activation_dtype
 from workers.stage.weights import LayerWeights, Weights
 
@@ -31,25 +32,57 @@ class Attention(Protocol):
 
 
 class Decoder:
-    """Computes hidden states and logits; the KV cache is the attention's."""
+    """Computes hidden states and logits, of a part of a model or of all; the KV cache is the attention's.
 
-    def __init__(self, config: ModelConfig, weights: Weights) -> None:
+    Where several ranks share the layers, all of them make the same calls. The first part embeds, each runs its
+    layers, the last one finishes.
+    """
+
+    def __init__(self, config: ModelConfig, weights: Weights, collective: Collective = ALONE) -> None:
+        """config: of the part, as from `partition.local`."""
         self.config = config
         self.weights = weights
-        self._activations = activation_dtype(weights.dtype, weights.device)
+        self.collective = collective
+        self._ids = config.vocab_size // collective.ranks
+        self.activations = activation_dtype(weights.dtype, weights.device)
         self._frequencies = inverse_frequencies(config).to(weights.device)
 
     @torch.inference_mode()
     def hidden(self, tokens: Tensor, positions: Tensor, attention: Attention) -> Tensor:
-        """tokens, positions: [T] int64 -> [T, hidden], normed, in the activation dtype."""
-        x = functional.embedding(tokens, self.weights.embedding).to(self._activations)
+        """A whole model: tokens, positions: [T] int64 -> [T, hidden], normed, in the activation dtype."""
+        return self.finish(self.run(self.embed(tokens), positions, attention))
+
+    @torch.inference_mode()
+    def embed(self, tokens: Tensor) -> Tensor:
+        """tokens: [T] int64 -> [T, hidden], in the activation dtype."""
+        assert self.weights.embedding is not None, "only the first part embeds"
+        return functional.embedding(tokens, self.weights.embedding).to(self.activations)
+
+    @torch.inference_mode()
+    def run(self, x: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+        """x behind the part's layers, in its place: [T, hidden]; positions: [T] int64.
+
+        The attention's layers are numbered within the part.
+        """
         angles = positions.unsqueeze(-1) * self._frequencies
         rotation = torch.polar(torch.ones_like(angles), angles).unsqueeze(1)
         for index, layer in enumerate(self.weights.layers):
             x += self._attend(index, layer, x, rotation, attention)
             gate, up = layer.gate_up(layer.mlp_norm(x)).chunk(2, dim=-1)
-            x += layer.down(functional.silu(gate).mul_(up))
+            x += self._sum(layer.down(functional.silu(gate).mul_(up)))
+        return x
+
+    @torch.inference_mode()
+    def finish(self, x: Tensor) -> Tensor:
+        """x behind the last layer: [T, hidden] -> the same, normed."""
+        assert self.weights.norm is not None, "only the last part finishes"
         return self.weights.norm(x)
+
+    def _sum(self, product: Tensor) -> Tensor:
+        """Over the ranks, in the activation dtype: summands of 16 bits would be rounded anew at each addition."""
+        if self.collective.ranks == 1:
+            return product
+        return self.collective.sum(product.to(self.activations))
 
     def _attend(self, index: int, layer: LayerWeights, x: Tensor, rotation: Tensor, attention: Attention) -> Tensor:
         rotated = self.config.num_heads + self.config.num_kv_heads
@@ -58,17 +91,19 @@ class Decoder:
         if layer.qk_norm is not None:
             qk.copy_(layer.qk_norm(qk))
         rotate(qk, rotation)
-        return layer.output(attention.run(index, qkv))
+        return self._sum(layer.output(attention.run(index, qkv)))
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden: [S, hidden] -> [S, vocab] float32."""
-        chunk = max(1, LOGITS_BYTES // (4 * self.config.vocab_size))
+        """hidden: [S, hidden] -> [S, vocab / ranks] float32, of this rank's ids."""
+        head = self.weights.head
+        assert head is not None, "only the last part has logits"
+        chunk = max(1, LOGITS_BYTES // (4 * self._ids))
         if hidden.shape[0] <= chunk:
-            return self.weights.head(hidden).float()
-        out = hidden.new_empty(hidden.shape[0], self.config.vocab_size, dtype=torch.float32)
+            return head(hidden).float()
+        out = hidden.new_empty(hidden.shape[0], self._ids, dtype=torch.float32)
         for start in range(0, hidden.shape[0], chunk):
-            out[start : start + chunk] = self.weights.head(hidden[start : start + chunk])
+            out[start : start + chunk] = head(hidden[start : start + chunk])
         return out
 
 

@@ -13,26 +13,33 @@ from workers.stage.attention import Attention
 from workers.stage.batch import Batch, Ints, from_plan
 from workers.stage.decoder import Decoder
 from workers.stage.kv_cache import KVCache
+from workers.stage.partition import Partition
+from workers.stage.pipe import Dry, Pipe
 from workers.stage.sampler import Drawn, Sampler
 from workers.stage.sizes import Sizes
-from workers.stage.slots import Slots
 
 
 class Executor:
+    """One stage's part of every step. `pipe`: to the stages before and behind it; `waited`: seconds, for these."""
+
     def __init__(
-        self, model: Decoder, sizes: Sizes, cache: KVCache, num_heads: int, vocabulary: int, device: torch.device
+        self, model: Decoder, sizes: Sizes, cache: KVCache, part: Partition, sampler: Sampler, device: torch.device
     ) -> None:
         self.model = model
         self.sizes = sizes
         self.device = device
         self.cache = cache
+        self.part = part
+        self.pipe: Pipe = Dry(model.config.hidden_size, model.activations, device)
+        self.waited = 0.0
         self.table = torch.zeros(sizes.max_seqs, sizes.pages_per_seq, dtype=torch.int32, device=device)
-        self.slots = Slots(sizes.max_seqs, vocabulary, device)
-        self.attention = Attention(cache, num_heads, self.table)
-        self.sampler = Sampler(self.slots)
+        self.slots = sampler.slots
+        self.attention = Attention(cache, model.config.num_heads, self.table)
+        self.sampler = sampler
 
     @torch.inference_mode()
-    def execute(self, plan: Plan) -> StepResult:
+    def execute(self, plan: Plan) -> StepResult | None:
+        """The step's result, from a stage that samples."""
         began = time.perf_counter()
         self.slots.set_up(plan)
         self.table[self._index(plan.table_slots), self._index(plan.table_indices)] = self._copy(plan.table_pages)
@@ -41,25 +48,48 @@ class Executor:
             self.cache.copy(self._index(sources), self._index(targets))
             self.attention.forget_copies()
         drawn = self._forward(plan, from_plan(plan)) if len(plan.row_slots) else None
-        return _result(plan.step, began, drawn)
+        return _result(plan.step, began, drawn) if self.part.last else None
 
     def _forward(self, plan: Plan, batch: Batch) -> Drawn | None:
         self.attention.begin(batch)
+        x = self._embedded(plan, batch) if self.part.first else self._received(plan)
+        x = self.model.run(x, self._index(batch.positions), self.attention)
+        if not self.part.last:
+            self.pipe.send(plan.step, x)
+            return None
+        return self._sample(plan, batch, x) if len(plan.sample_rows) else None
+
+    def _embedded(self, plan: Plan, batch: Batch) -> Tensor:
         tokens = self._index(plan.tokens)
         sampled = np.flatnonzero(plan.tokens < 0)
+        if not self.part.last:
+            self._take_sampled(plan.after)
         if len(sampled):
             slots = np.repeat(batch.slots, batch.counts)[sampled]
             tokens[self._index(sampled)] = self.slots.tokens[self._index(slots)]
-        hidden = self.model.hidden(tokens, self._index(batch.positions), self.attention)
-        if not len(plan.sample_rows):
-            return None
+        return self.model.embed(tokens)
+
+    def _take_sampled(self, step: int) -> None:
+        began = time.perf_counter()
+        for slots, ids in self.pipe.sampled(step):
+            self.slots.tokens[self._index(slots)] = self._index(ids)
+        self.waited += time.perf_counter() - began
+
+    def _received(self, plan: Plan) -> Tensor:
+        began = time.perf_counter()
+        x = self.pipe.receive(plan.step, len(plan.tokens))
+        self.waited += time.perf_counter() - began
+        return x
+
+    def _sample(self, plan: Plan, batch: Batch, x: Tensor) -> Drawn:
         rows, which = np.unique(plan.sample_rows, return_inverse=True)
         last = batch.offsets[rows + 1] - 1
-        if len(last) < len(hidden):
-            hidden = hidden[self._index(last)]
+        hidden = self.model.finish(x[self._index(last)] if len(last) < len(x) else x)
         slots = plan.sample_slots.astype(np.int64)
         drawn = self.sampler.sample(self.model.logits(hidden), which, slots, plan.sample_positions.astype(np.int64))
         self.slots.record(slots, drawn.tokens)
+        if not self.part.first:
+            self.pipe.send_sampled(plan.step, plan.sample_slots, drawn.tokens.cpu().numpy())
         return drawn
 
     def _index(self, values: Ints | np.ndarray[tuple[int, ...], np.dtype[np.integer]]) -> Tensor:

@@ -8,21 +8,25 @@ import torch
 
 from toka.messages import Plan, StepResult
 from toka.trace import Recorder
+from workers.stage.partition import Partition
 from workers.stage.sizes import Sizes
 
 
 class AnyExecutor(Protocol):
     sizes: Sizes
+    part: Partition
     device: torch.device
 
-    def execute(self, plan: Plan) -> StepResult:
-        """Run a plan to its end."""
+    def execute(self, plan: Plan) -> StepResult | None:
+        """Run a plan to its end. The result is with a stage that samples."""
         ...
 
 
 @runtime_checkable
 class AheadExecutor(Protocol):
     """One that launches plans before those in front of them have run; results come in the order of the plans."""
+
+    part: Partition
 
     def observe(self, trace: Recorder) -> None:
         """Record what steps take from now on, on the device too. No step may be under way."""
@@ -31,5 +35,6 @@ class AheadExecutor(Protocol):
     def submit(self, plan: Plan) -> None: ...
 
     def collect(self) -> StepResult:
-        """The oldest plan's result, waited for; may be called from another thread than `submit`."""
+        """The oldest plan's result, waited for; may be called from another thread than `submit`. Of a stage that
+        does not sample, it says how long the step took and nothing else."""
         ...

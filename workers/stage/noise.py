@@ -56,10 +56,10 @@ def row_keys(seeds: Tensor, samples: Tensor, positions: Tensor) -> Tensor:
     return (x | 1 << 32).view(torch.int32).view(-1, 2)
 
 
-def vocabulary(size: int, device: torch.device) -> Tensor:
-    """The two words of each vocabulary id: [2, size rounded up to DEPTH], int32."""
-    columns = -(-size // DEPTH)
-    x = torch.arange(1, 2 * columns * DEPTH + 1, dtype=torch.int32, device=device) * _GOLDEN_32
+def vocabulary(size: int, device: torch.device, first: int = 0) -> Tensor:
+    """The two words of each vocabulary id from `first` on: [2, size rounded up to DEPTH], int32."""
+    end = first + -(-size // DEPTH) * DEPTH
+    x = torch.arange(2 * first + 1, 2 * end + 1, dtype=torch.int32, device=device) * _GOLDEN_32
     x = (x ^ _shifted(x, 16)) * _MURMUR_1
     x = (x ^ _shifted(x, 13)) * _MURMUR_2
     words = (x ^ _shifted(x, 16)).view(-1, 2).T.contiguous()
@@ -88,8 +88,8 @@ def argmax(x: Tensor) -> Tensor:
     return block * ARGMAX_BLOCK + inside
 
 
-def draw(x: Tensor, temperatures: Tensor, keys: Tensor, words: Tensor) -> Tensor:
-    """Ids drawn from softmax(x / temperatures): [rows].
+def draw(x: Tensor, temperatures: Tensor, keys: Tensor, words: Tensor) -> tuple[Tensor, Tensor]:
+    """Ids drawn from softmax(x / temperatures): [rows]; what each won with, x / temperatures + noise: [rows] float32.
 
     x: [rows, vocabulary], -inf where an id is excluded; temperatures: [rows], above 0; keys: [rows, 2].
     """
@@ -101,36 +101,40 @@ def draw(x: Tensor, temperatures: Tensor, keys: Tensor, words: Tensor) -> Tensor
         return _draw_all(scores, temperatures, keys, words)
     lowest = [noise_bits(keys[i : i + ROWS], words).view(-1, DEPTH, columns).amin(1) for i in range(0, len(keys), ROWS)]
     bounds = (scores.amax(1).float() / temperatures).add_(gumbel(torch.cat(lowest)))
-    drawn, pending = x.new_empty(len(x), dtype=torch.int64), torch.arange(len(x))
+    drawn, won = x.new_empty(len(x), dtype=torch.int64), x.new_empty(len(x), dtype=torch.float32)
+    pending = torch.arange(len(x))
     for count in CANDIDATES:
         some = scores if len(pending) == len(x) else scores[pending]
-        winners, sure = _draw_within(some, bounds[pending], count, temperatures[pending], keys[pending], words)
-        drawn[pending] = winners
+        winners, best, sure = _draw_within(some, bounds[pending], count, temperatures[pending], keys[pending], words)
+        drawn[pending], won[pending] = winners, best
         pending = pending[~sure]
         if not len(pending):
-            return drawn
-    drawn[pending] = _draw_all(scores[pending], temperatures[pending], keys[pending], words)
-    return drawn
+            return drawn, won
+    drawn[pending], won[pending] = _draw_all(scores[pending], temperatures[pending], keys[pending], words)
+    return drawn, won
 
 
-def _draw_all(scores: Tensor, temperatures: Tensor, keys: Tensor, words: Tensor) -> Tensor:
-    return argmax(scores.flatten(1).float() / temperatures + gumbel(noise_bits(keys, words)))
+def _draw_all(scores: Tensor, temperatures: Tensor, keys: Tensor, words: Tensor) -> tuple[Tensor, Tensor]:
+    noised = scores.flatten(1).float() / temperatures + gumbel(noise_bits(keys, words))
+    winners = argmax(noised)
+    return winners, noised.gather(1, winners[:, None])[:, 0]
 
 
 def _draw_within(
     scores: Tensor, bounds: Tensor, count: int, temperatures: Tensor, keys: Tensor, words: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Each row's winner among its `count` most promising columns, and whether it is the winner of all.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Each row's winner among its `count` most promising columns, its score, and whether it is the winner of all.
 
     bounds: [rows, columns]; a column holds nothing above its best score plus its greatest noise.
     """
     top, columns = bounds.topk(count + 1)
-    columns = columns[:, :count]
+    # In order, so that of equals the first id wins.
+    columns = columns[:, :count].sort(1).values
     ids = (torch.arange(DEPTH)[:, None] * bounds.shape[1] + columns[:, None]).flatten(1)
     bits = (words[0][ids] ^ keys[:, :1]) * (words[1][ids] ^ keys[:, 1:])
     noised = scores.flatten(1).gather(1, ids).float() / temperatures + gumbel(bits)
     best, place = noised.max(1)
-    return ids.gather(1, place[:, None])[:, 0], best >= top[:, count] + _MARGIN
+    return ids.gather(1, place[:, None])[:, 0], best, best >= top[:, count] + _MARGIN
 
 
 def _filled(x: Tensor, multiple: int) -> Tensor:

@@ -4,6 +4,10 @@ The order is vLLM's: logit bias and bans, repetition, frequency and presence pen
 top-k, top-p, each filter over what the one before it left. A filter keeps every id at least as likely as
 the least likely it has to keep, so that ties are never cut by accident of order. Log-probabilities are
 those of the raw logits.
+
+Ranks of tensor parallelism have the logits of a share of the vocabulary each, and never all of one row: what a row
+needs of the other ranks' (its greatest values, the sum of its exponentials) is gathered. Their calls are the same,
+for what decides about one is the same on all: slots, plans and what was gathered.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from workers.stage import noise
+from workers.stage.collective import ALONE, Collective
 from workers.stage.slots import (
     FREQUENCY,
     LOGPROBS,
@@ -31,7 +36,7 @@ from workers.stage.slots import (
 )
 
 CHUNK = 32
-"""Samples worked on at once: bounds the float32 copies of logits."""
+"""Samples worked on at once, times the ranks that share them: bounds the float32 copies of logits."""
 FIRST_CANDIDATES = 128
 """Ids sorted for top-p at first; many times more where their mass does not suffice."""
 MORE_CANDIDATES = 16
@@ -50,25 +55,31 @@ class Drawn:
 
 
 class Sampler:
-    def __init__(self, slots: Slots) -> None:
+    def __init__(self, slots: Slots, collective: Collective = ALONE) -> None:
         self.slots = slots
         self.device = slots.device
-        self._words = noise.vocabulary(slots.vocabulary, slots.device)
+        self.collective = collective
+        self._chunk = CHUNK * collective.ranks
+        self._words = noise.vocabulary(slots.vocabulary, slots.device, slots.first)
 
     def sample(self, logits: Tensor, rows: Ints, slots: Ints, positions: Ints) -> Drawn:
         """Draw output number positions[i] of slots[i] from logits[rows[i]]; rows, slots, positions: [samples].
 
-        logits: [rows, vocabulary], not changed. Nothing of the slots is changed either.
+        logits: [rows, vocabulary], of the slots' ids, not changed. Nothing of the slots is changed either. Every
+        rank draws the same.
         """
         plain = (self.slots.floats[slots, TEMPERATURE] == 0) & ~self._edited(slots)
-        tokens = torch.empty(len(rows), dtype=torch.int64, device=self.device)
+        columns = torch.empty(len(rows), dtype=torch.int64, device=self.device)
+        scores = torch.empty(len(rows), dtype=torch.float32, device=self.device)
         if plain.any():
-            tokens[self._index(np.flatnonzero(plain))] = noise.argmax(logits)[self._index(rows[plain])]
+            at, of = self._index(np.flatnonzero(plain)), self._index(rows[plain])
+            columns[at], scores[at] = (each[of] for each in _greedy(logits))
         others = np.flatnonzero(~plain)
-        for part in np.split(others, range(CHUNK, len(others), CHUNK)):
+        for part in np.split(others, range(self._chunk, len(others), self._chunk)):
             if len(part):
-                drawn = self._draw(logits, rows[part], slots[part], positions[part])
-                tokens[self._index(part)] = drawn
+                at = self._index(part)
+                columns[at], scores[at] = self._draw(logits, rows[part], slots[part], positions[part])
+        tokens = self._elect(columns, scores)
         return Drawn(tokens, *self._logprobs(logits, rows, slots, tokens))
 
     def _index(self, values: NDArray[np.integer]) -> Tensor:
@@ -77,7 +88,21 @@ class Sampler:
     def _column(self, slots: Ints, column: int) -> Tensor:
         return torch.from_numpy(self.slots.floats[slots, column]).to(self.device)[:, None]
 
-    def _draw(self, logits: Tensor, rows: Ints, slots: Ints, positions: Ints) -> Tensor:
+    def _elect(self, columns: Tensor, scores: Tensor) -> Tensor:
+        """The ids with the greatest scores of those that the ranks propose, the first of equals: [samples].
+
+        columns: of this rank's logits.
+        """
+        if self.collective.ranks == 1:
+            return columns
+        # float64 holds ids and float32 exactly, so that they travel as one.
+        proposed = torch.stack([(columns + self.slots.first).double(), scores.double()])
+        ids, scores = self.collective.gather(proposed).unbind(1)
+        # Ranks are in the order of their ids.
+        return ids.gather(0, scores.argmax(0, keepdim=True))[0].long()
+
+    def _draw(self, logits: Tensor, rows: Ints, slots: Ints, positions: Ints) -> tuple[Tensor, Tensor]:
+        """Columns of the logits and their scores: [samples] each."""
         whole = len(rows) == len(logits) and bool((rows == np.arange(len(rows))).all())
         x = logits if whole else logits.index_select(0, self._index(rows))
         floats = self.slots.floats[slots]
@@ -90,11 +115,12 @@ class Sampler:
         random = floats[:, TEMPERATURE] > 0
         if random.all():
             return self._draw_random(x, slots, positions, filtered)
-        tokens = noise.argmax(x)
+        columns, scores = _greedy(x)
         if random.any():
             where = self._index(np.flatnonzero(random))
-            tokens[where] = self._draw_random(x[where], slots[random], positions[random], filtered[random])
-        return tokens
+            drawn = self._draw_random(x[where], slots[random], positions[random], filtered[random])
+            columns[where], scores[where] = drawn
+        return columns, scores
 
     def _edited(self, slots: Ints) -> NDArray[np.bool_]:
         edited = np.array([slot in self.slots.edits for slot in slots.tolist()], np.bool_)
@@ -122,7 +148,9 @@ class Sampler:
         values = torch.where(in_prompt | had, repeated, values)
         x[where] = values - frequency * outputs - presence * had
 
-    def _draw_random(self, x: Tensor, slots: Ints, positions: Ints, filtered: NDArray[np.bool_]) -> Tensor:
+    def _draw_random(
+        self, x: Tensor, slots: Ints, positions: Ints, filtered: NDArray[np.bool_]
+    ) -> tuple[Tensor, Tensor]:
         """x: [samples, vocabulary], float32 where any is filtered, which changes it."""
         temperatures = self._column(slots, TEMPERATURE)
         if filtered.any():
@@ -138,61 +166,107 @@ class Sampler:
     def _least(self, x: Tensor, slots: Ints) -> Tensor:
         """The lowest value that min-p, top-k and top-p keep: [samples, 1]. x: scaled logits."""
         floats, top_k = self.slots.floats[slots], self.slots.ints[slots, TOP_K].astype(np.int64)
-        top_k[top_k >= x.shape[1]] = 0
-        with np.errstate(divide="ignore"):
-            below = torch.from_numpy(np.log(floats[:, MIN_P])).to(x.device)
+        top_k[top_k >= x.shape[1] * self.collective.ranks] = 0
+        least = x.new_full((len(x),), float("-inf"))
+        if floats[:, MIN_P].any():
+            with np.errstate(divide="ignore"):
+                below = torch.from_numpy(np.log(floats[:, MIN_P])).to(x.device)
+            least = self.collective.gather(x.amax(1)).amax(0) + below
         top_p = torch.from_numpy(floats[:, TOP_P]).to(x.device)
-        return _least_kept(x, x.amax(1) + below, self._index(top_k), top_p)[:, None]
+        return _least_kept(x, least, self._index(top_k), top_p, self.collective)[:, None]
 
     def _logprobs(self, logits: Tensor, rows: Ints, slots: Ints, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         wanted = self.slots.ints[slots, LOGPROBS]
         asked = np.flatnonzero(wanted >= 0)
         chosen = [tokens.new_empty(0, dtype=torch.float32)]
         ids, values = [tokens.new_empty(0)], [chosen[0]]
-        for part in np.split(asked, range(CHUNK, len(asked), CHUNK)):
+        for part in np.split(asked, range(self._chunk, len(asked), self._chunk)):
             if not len(part):
                 continue
-            logprobs = torch.log_softmax(logits[self._index(rows[part])], -1, dtype=torch.float32)
-            chosen.append(logprobs.gather(1, tokens[self._index(part)][:, None])[:, 0])
             most = int(wanted[part].max())
-            top = logprobs.topk(most) if most else None
+            likely = self._likely_of_ranks if self.collective.ranks > 1 else _likely
+            of_chosen, top_ids, top_values = likely(logits[self._index(rows[part])], tokens[self._index(part)], most)
+            chosen.append(of_chosen)
             for row, count in enumerate(wanted[part].tolist()):
-                if top is not None and count:
-                    ids.append(top.indices[row, :count])
-                    values.append(top.values[row, :count])
+                if count:
+                    ids.append(top_ids[row, :count])
+                    values.append(top_values[row, :count])
         return torch.cat(chosen), torch.cat(ids), torch.cat(values)
 
+    def _likely_of_ranks(self, logits: Tensor, tokens: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
+        """As `_likely`."""
+        columns, held = self.slots.columns(tokens)
+        chosen = logits.gather(1, columns[:, None]).masked_fill_(~held[:, None], float("-inf"))
+        top = logits.topk(min(most, logits.shape[1]))
+        mine = [logits.float().logsumexp(1, keepdim=True), chosen, top.values, top.indices + self.slots.first]
+        # [samples, ranks, 2 + 2 * top], in float64 as in `_elect`.
+        every = self.collective.gather(torch.cat([each.double() for each in mine], 1)).transpose(0, 1)
+        mass = every[:, :, 0].logsumexp(1)
+        values, ids = (each.flatten(1) for each in every[:, :, 2:].chunk(2, 2))
+        # Stable: of equals the first rank's.
+        values, order = values.sort(dim=1, descending=True, stable=True)
+        return (
+            (every[:, :, 1].amax(1) - mass).float(),
+            ids.gather(1, order[:, :most]).long(),
+            (values[:, :most] - mass[:, None]).float(),
+        )
 
-def _least_kept(x: Tensor, least: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+
+def _greedy(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The column with the greatest value of each row, and the value in float32: [rows] each."""
+    columns = noise.argmax(x)
+    return columns, x.gather(1, columns[:, None])[:, 0].float()
+
+
+def _likely(logits: Tensor, tokens: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probabilities of `tokens`: [samples]; the `most` likely ids, and theirs: [samples, most] each."""
+    logprobs = torch.log_softmax(logits, -1, dtype=torch.float32)
+    chosen = logprobs.gather(1, tokens[:, None])[:, 0]
+    if not most:
+        return chosen, tokens[:, None][:, :0], logprobs[:, :0]
+    top = logprobs.topk(most)
+    return chosen, top.indices, top.values
+
+
+def _greatest(x: Tensor, count: int, collective: Collective) -> Tensor:
+    """The `count` greatest values of each row over all ranks, in falling order: [rows, count]."""
+    values = x.topk(min(count, x.shape[1])).values
+    if collective.ranks == 1:
+        return values
+    return collective.gather(values).transpose(0, 1).flatten(1).topk(count).values
+
+
+def _least_kept(x: Tensor, least: Tensor, top_k: Tensor, top_p: Tensor, collective: Collective) -> Tensor:
     """The lowest value that top-k (0: all) and then top-p keep, of those that reach `least` already.
 
-    x: [rows, vocabulary]; all others and the result: [rows].
+    x: [rows, vocabulary], this rank's; all others and the result, which are of all ranks': [rows].
     """
     limited = torch.nonzero(top_k)[:, 0]
     if len(limited):
-        values = x[limited].topk(int(top_k.max())).values
+        values = _greatest(x[limited], int(top_k.max()), collective)
         kth = values.gather(1, top_k[limited, None] - 1)[:, 0]
         least = least.index_copy(0, limited, torch.maximum(least[limited], kth))
     nucleus = torch.nonzero(top_p < 1)[:, 0]
     if len(nucleus):
-        least = least.index_copy(0, nucleus, _nucleus(x[nucleus], least[nucleus], top_p[nucleus]))
+        least = least.index_copy(0, nucleus, _nucleus(x[nucleus], least[nucleus], top_p[nucleus], collective))
     return least
 
 
-def _nucleus(x: Tensor, least: Tensor, top_p: Tensor) -> Tensor:
+def _nucleus(x: Tensor, least: Tensor, top_p: Tensor, collective: Collective) -> Tensor:
     """The lowest value in the smallest set of the most likely ids whose mass is at least top_p.
 
     Sorting a vocabulary is dear and the set is small as a rule: few ids are sorted first, more where their
     mass falls short.
     """
-    mass = x.masked_fill(x < least[:, None], float("-inf")).logsumexp(1, keepdim=True)
+    mass = collective.gather(x.masked_fill(x < least[:, None], float("-inf")).logsumexp(1, keepdim=True)).logsumexp(0)
     result, pending, count = least.clone(), torch.arange(len(x), device=x.device), FIRST_CANDIDATES
+    size = x.shape[1] * collective.ranks
     while len(pending):
-        count = min(count, x.shape[1])
-        values, floor = x[pending].topk(count).values, least[pending, None]
+        count = min(count, size)
+        values, floor = _greatest(x[pending], count, collective), least[pending, None]
         shares = (values - mass[pending]).exp_().masked_fill_(values < floor, 0.0).cumsum_(1)
         place = (shares < top_p[pending, None]).sum(1, keepdim=True)
-        found = ((place < count) | (values[:, -1:] < floor))[:, 0] | (count == x.shape[1])
+        found = ((place < count) | (values[:, -1:] < floor))[:, 0] | (count == size)
         lowest = torch.maximum(values.gather(1, place.clamp(max=count - 1)), floor)[:, 0]
         result[pending[found]] = lowest[found]
         pending, count = pending[~found], count * MORE_CANDIDATES

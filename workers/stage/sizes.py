@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from toka.config import Config
 from toka.model import ModelConfig
@@ -24,6 +26,13 @@ class Sizes:
     max_seqs: int
     max_tokens: int
     """Tokens of one step."""
+
+
+def agreed(own: Sizes, gather: Callable[[Tensor], Tensor], device: torch.device) -> Sizes:
+    """What all ranks have room for: they run the same steps. gather: every rank's tensor, side by side."""
+    mine = torch.tensor([own.pages, own.max_seqs, own.max_tokens], device=device)
+    pages, max_seqs, max_tokens = gather(mine).amin(0).tolist()
+    return replace(own, pages=pages, max_seqs=max_seqs, max_tokens=max_tokens)
 
 
 def choose(config: Config, model: ModelConfig, dtype: torch.dtype, device: torch.device, working: int | None) -> Sizes:

@@ -17,7 +17,10 @@ TOP_K, MIN_TOKENS, LOGPROBS, SAMPLE = range(4)
 
 @dataclass(slots=True)
 class Edits:
-    """Changes to the logits of a slot: ids and what is added to them; ids that are banned at first."""
+    """Changes to the logits of a slot: ids and what is added to them; ids that are banned at first.
+
+    Ids are columns of the logits.
+    """
 
     bias_ids: Tensor
     bias_values: Tensor
@@ -39,9 +42,12 @@ class _Counts:
 class Slots:
     """The arrays are indexed by slot. `floats` and `ints` have the columns of Plan's `setup_*`."""
 
-    def __init__(self, count: int, vocabulary: int, device: torch.device) -> None:
+    def __init__(self, count: int, vocabulary: int, device: torch.device, first: int = 0) -> None:
+        """vocabulary: how many ids the logits here have, from `first` on: a rank's share, or all."""
         self.device = device
         self.vocabulary = vocabulary
+        self.first = first
+        self._held = range(first, first + vocabulary)
         self.tokens = torch.zeros(count, dtype=torch.int64, device=device)
         """The id last sampled in each slot."""
         self.floats: NDArray[np.float32] = np.zeros((count, 6), np.float32)
@@ -65,18 +71,24 @@ class Slots:
 
     def _set_extras(self, extras: SlotExtras) -> None:
         if extras.logit_bias or extras.banned_ids:
+            bias = {token - self.first: value for token, value in extras.logit_bias.items() if token in self._held}
+            # Also where none of the ids is held here: every rank knows which slots are edited.
             self.edits[extras.slot] = Edits(
-                self._tensor(list(extras.logit_bias), torch.int64),
-                self._tensor(list(extras.logit_bias.values()), torch.float32),
-                self._tensor(extras.banned_ids, torch.int64),
+                self._tensor(list(bias), torch.int64),
+                self._tensor(list(bias.values()), torch.float32),
+                self._tensor([token - self.first for token in extras.banned_ids if token in self._held], torch.int64),
             )
         if extras.penalised:
-            prompt, outputs = (np.frombuffer(ids, np.int32).astype(np.int64) for ids in (extras.prompt, extras.outputs))
+            prompt, outputs = (self._columns(np.frombuffer(ids, np.int32)) for ids in (extras.prompt, extras.outputs))
             row = self._take_row(extras.slot)
             self._counts.in_prompt[row] = False
             self._counts.in_prompt[row, torch.from_numpy(prompt).to(self.device)] = True
             counted = torch.from_numpy(np.bincount(outputs, minlength=self.vocabulary).astype(np.int32))
             self._counts.outputs[row] = counted.to(self.device)
+
+    def _columns(self, ids: NDArray[np.int32]) -> NDArray[np.int64]:
+        columns = ids.astype(np.int64) - self.first
+        return columns[(columns >= 0) & (columns < self.vocabulary)]
 
     def _tensor(self, values: list[int] | list[float], dtype: torch.dtype) -> Tensor:
         return torch.tensor(values, dtype=dtype, device=self.device)
@@ -116,4 +128,11 @@ class Slots:
         counted = self.penalised(slots)
         if len(counted):
             rows = torch.tensor([self._counts.rows[slot] for slot in slots[counted].tolist()], device=self.device)
-            self._counts.outputs[rows, tokens[torch.from_numpy(counted).to(self.device)]] += 1
+            columns, held = self.columns(tokens[torch.from_numpy(counted).to(self.device)])
+            self._counts.outputs[rows, columns] += held
+
+    def columns(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Where the logits here have these ids, and whether they do; a column they do have where not."""
+        columns = tokens - self.first
+        inside = columns.clamp(0, self.vocabulary - 1)
+        return inside, inside == columns

@@ -36,6 +36,7 @@ def _plan(slots: int, counts: np.ndarray[tuple[int, ...], np.dtype[np.int32]], s
     none = np.empty(0, np.int32)
     return Plan(
         step=0,
+        after=0,
         setup_slots=every,
         setup_floats=np.tile(np.array(_HOT, np.float32), slots),
         setup_ints=np.tile(np.array([0, 0, -1, 0], np.int32), slots),

@@ -1,4 +1,8 @@
-"""A decoder's weights: every tensor of a checkpoint checked, converted and fused."""
+"""A decoder's weights: every tensor of a checkpoint checked; those of a part read, converted and fused.
+
+Ranks share a layer as Megatron's do (arXiv:1909.08053): of q, k, v, gate and up each has rows, of output and down
+the columns that meet them, so that a rank's heads and MLP rows need nothing of the others' until all are summed.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +15,11 @@ import torch
 from torch import Tensor
 
 from toka.model import ModelConfig, ModelSource
-from workers.stage.checkpoints import Checkpoint, GgufCheckpoint, RandomCheckpoint, SafetensorsCheckpoint, Shape
+from workers.stage.checkpoints import Checkpoint, GgufCheckpoint, Index, RandomCheckpoint, SafetensorsCheckpoint, Shape
 from workers.stage.families import FAMILIES
 from workers.stage.kv_cache import free_memory
 from workers.stage.layers import Linear, RmsNorm, make_linear
+from workers.stage.partition import Partition, local, whole
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _IGNORED = "rotary_emb.inv_freq"
@@ -25,7 +30,10 @@ _COPIES_SHARE = 1 / 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerWeights:
-    """One layer. q and k, and their norms, have the two numbers of a rotary pair side by side."""
+    """One layer, of which heads and intermediate are a rank's own.
+
+    q and k, and their norms, have the two numbers of a rotary pair side by side.
+    """
 
     attention_norm: RmsNorm
     qkv: Linear
@@ -33,10 +41,12 @@ class LayerWeights:
     qk_norm: RmsNorm | None
     """Weight [heads + kv_heads, head_dim]."""
     output: Linear
+    """[hidden, heads * head_dim]; a rank's summand, with the bias on rank 0."""
     mlp_norm: RmsNorm
     gate_up: Linear
     """[2 * intermediate, hidden]."""
     down: Linear
+    """[hidden, intermediate]; a rank's summand, with the bias on rank 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,17 +54,19 @@ class Weights:
     dtype: torch.dtype
     """Run dtype: of the weights and of the KV cache."""
     device: torch.device
-    embedding: Tensor
-    """[vocab, hidden]."""
+    embedding: Tensor | None
+    """[vocab, hidden]; None where the part is not the first."""
     layers: list[LayerWeights]
-    norm: RmsNorm
-    head: Linear
-    """[vocab, hidden]."""
+    norm: RmsNorm | None
+    """None, as `head`, where the part is not the last."""
+    head: Linear | None
+    """[vocab / ranks, hidden]: the logits of a rank's own ids."""
 
 
 def load_weights(
     source: ModelSource,
     *,
+    part: Partition | None = None,
     dtype: str = "auto",
     device: torch.device | str = "cpu",
     random: bool = False,
@@ -62,15 +74,16 @@ def load_weights(
 ) -> Weights:
     """Read the weights of `source`, one tensor at a time, or make them up where `random`.
 
-    `dtype`: auto (the config's), float32, bfloat16 or float16. `progress` hears the fraction done. ValueError, in
-    one sentence that names the tensor, where one is missing, unknown or of another shape than the config says.
+    `part`: what of the model to load, None: all of it. `dtype`: auto (the config's), float32, bfloat16 or float16.
+    `progress` hears the fraction done. ValueError, in one sentence that names the tensor, where one is missing,
+    unknown or of another shape than the config says.
     """
     config, device = source.config, torch.device(device)
     shapes = expected_shapes(config)
     checkpoint = RandomCheckpoint(shapes, device) if random else open_checkpoint(source)
     check_shapes(checkpoint, shapes, config)
     run_dtype = DTYPES[config.dtype if dtype == "auto" else dtype]
-    return _Loader(config, checkpoint, run_dtype, device, progress).load()
+    return _Loader(config, part or whole(config), checkpoint, run_dtype, device, progress).load()
 
 
 def open_checkpoint(source: ModelSource) -> Checkpoint:
@@ -134,35 +147,44 @@ class _Loader:
     def __init__(
         self,
         config: ModelConfig,
+        part: Partition,
         checkpoint: Checkpoint,
         dtype: torch.dtype,
         device: torch.device,
         progress: Callable[[float], None],
     ) -> None:
-        self.config = config
+        self.config = local(config, part)
+        self.part = part
+        self.heads, self.kv_heads = part.share(config.num_heads), part.share(config.num_kv_heads)
+        self.inner = part.share(config.intermediate_size)
         self.names = FAMILIES[config.family]
         self.checkpoint = checkpoint
         self.dtype = dtype
         self.device = device
         self.progress = progress
-        numbers = sum(math.prod(shape) for shape in expected_shapes(config).values())
+        numbers = sum(math.prod(shape) for shape in expected_shapes(self.config).values())
         self.copies = 4 * numbers < _COPIES_SHARE * free_memory(device)
 
     def load(self) -> Weights:
+        part = self.part
         layers = self._layers()
-        embedding = self._tensor(f"{self.names.embedding}.weight")
-        tied = self.config.tie_word_embeddings
-        head = make_linear(embedding if tied else self._tensor(f"{self.names.head}.weight"))
-        norm = self._norm(self.names.norm)
+        embedding = self._tensor(f"{self.names.embedding}.weight") if part.first else None
+        norm, head = (self._norm(self.names.norm), self._head(embedding)) if part.last else (None, None)
         self.progress(1.0)
         return Weights(dtype=self.dtype, device=self.device, embedding=embedding, layers=layers, norm=norm, head=head)
+
+    def _head(self, embedding: Tensor | None) -> Linear:
+        tied, ids = self.config.tie_word_embeddings, self.part.share(self.config.vocab_size)
+        if tied and embedding is not None:
+            return make_linear(embedding[ids])
+        return make_linear(self._tensor(f"{self.names.embedding if tied else self.names.head}.weight", (ids,)))
 
     def _layers(self) -> list[LayerWeights]:
         """Several at once, each in one thread: dequantising and packing use one core only."""
         layers: list[LayerWeights] = []
         threads = torch.get_num_threads()
         with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            for layer in pool.map(self._layer, range(self.config.num_layers)):
+            for layer in pool.map(self._layer, self.part.layers):
                 layers.append(layer)
                 self.progress(len(layers) / (self.config.num_layers + 1))
         # MKL's own number of threads is one for the whole process.
@@ -170,40 +192,42 @@ class _Loader:
         return layers
 
     def _layer(self, i: int) -> LayerWeights:
-        names = self.names
+        names, size = self.names, self.config.head_dim
+        queries, keys = (slice(size * heads.start, size * heads.stop) for heads in (self.heads, self.kv_heads))
 
         def at(*parts: str) -> list[str]:
             return [names.in_layer(i, part) for part in parts]
 
         return LayerWeights(
             attention_norm=self._norm(*at(names.attention_norm)),
-            qkv=self._linear(*at(names.q, names.k, names.v), rotary=2),
+            qkv=self._rows(at(names.q, names.k, names.v), [queries, keys, keys], rotary=2),
             qk_norm=self._qk_norm(*at(names.q_norm, names.k_norm)) if self.config.qk_norm else None,
-            output=self._linear(*at(names.output)),
+            output=self._columns(names.in_layer(i, names.output), queries),
             mlp_norm=self._norm(*at(names.mlp_norm)),
-            gate_up=self._linear(*at(names.gate, names.up)),
-            down=self._linear(*at(names.down)),
+            gate_up=self._rows(at(names.gate, names.up), [self.inner, self.inner]),
+            down=self._columns(names.in_layer(i, names.down), self.inner),
         )
 
-    def _tensor(self, name: str) -> Tensor:
+    def _tensor(self, name: str, index: Index = ()) -> Tensor:
         # A copy also where nothing changes: the file's pages must not be the weights, for a file on a slow
         # disk, or cut short under us, would stall or end the process in the middle of a step.
-        return self.checkpoint.read(name).to(self.device, self.dtype, copy=True)
+        return self.checkpoint.read(name, index).to(self.device, self.dtype, copy=True)
 
-    def _linear(self, *parts: str, rotary: int = 0) -> Linear:
-        """The product with the parts' weights one below the other; the first `rotary` have rotary pairs."""
-        return make_linear(
-            self._joined([f"{part}.weight" for part in parts], rotary),
-            self._joined([f"{part}.bias" for part in parts], rotary)
-            if f"{parts[0]}.bias" in self.checkpoint.shapes
-            else None,
-            copy=self.copies,
-        )
+    def _rows(self, parts: list[str], rows: list[slice], rotary: int = 0) -> Linear:
+        """The product with rows of the parts' weights, one below the other; the first `rotary` have rotary pairs."""
 
-    def _joined(self, names: list[str], rotary: int) -> Tensor:
-        tensors = [self._tensor(name) for name in names]
-        tensors[:rotary] = [self._pairs_together(each) for each in tensors[:rotary]]
-        return torch.cat(tensors) if len(tensors) > 1 else tensors[0]
+        def joined(kind: str) -> Tensor:
+            tensors = [self._tensor(f"{part}.{kind}", (some,)) for part, some in zip(parts, rows)]
+            return torch.cat([*map(self._pairs_together, tensors[:rotary]), *tensors[rotary:]])
+
+        biased = f"{parts[0]}.bias" in self.checkpoint.shapes
+        return make_linear(joined("weight"), joined("bias") if biased else None, copy=self.copies)
+
+    def _columns(self, part: str, columns: slice) -> Linear:
+        """This rank's summand of a product: its columns of the weight, and on rank 0 the bias."""
+        biased = f"{part}.bias" in self.checkpoint.shapes and self.part.rank == 0
+        weight = self._tensor(f"{part}.weight", (slice(None), columns))
+        return make_linear(weight, self._tensor(f"{part}.bias") if biased else None, copy=self.copies)
 
     def _norm(self, name: str) -> RmsNorm:
         return RmsNorm(self._tensor(f"{name}.weight"), self.config.rms_norm_eps)

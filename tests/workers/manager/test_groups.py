@@ -121,7 +121,7 @@ def test_groups_kept_from_step_to_step_stay_true(events):
         rows = np.array(sorted(held), np.int32)
         starts = np.array([held[running] * SIZE for running in sorted(held)], np.int32)
         seen: set[int] = set()
-        for group in grouping.rows(slots, refs, rows, starts):
+        for group in grouping.rows(slots, refs, rows, starts, rows[:0]):
             members = group.rows.tolist()
             assert len(members) > 1 and not seen & set(members)
             seen |= set(members)
@@ -138,5 +138,5 @@ def test_rows_that_come_join_at_once():
     refs = np.array([0, 64, 64, *[1] * 80], np.int32)
     for count in (60, 61, 62, 40):
         rows = np.arange(count, dtype=np.int32)
-        (group,) = grouping.rows(slots, refs, rows, np.full(count, 3 * SIZE, np.int32))
+        (group,) = grouping.rows(slots, refs, rows, np.full(count, 3 * SIZE, np.int32), rows[:0])
         assert sorted(group.rows.tolist()) == list(range(count)) and group.pages.tolist() == [1, 2]

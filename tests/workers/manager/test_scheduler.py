@@ -39,17 +39,20 @@ ARRIVAL = st.fixed_dictionaries(
     budget=st.integers(6, 40),
     chunk=st.sampled_from([0, 1, 5]),
     depth=st.integers(1, 4),
+    microbatches=st.sampled_from([1, 1, 2, 3, 5]),
     prefix_cache=st.booleans(),
     hurried=st.one_of(st.just([False]), st.lists(st.booleans(), min_size=1, max_size=7)),
     hopeful=st.booleans(),
 )
 def test_everything_finishes_as_it_should(
-    arrivals, pages, page_size, max_seqs, budget, chunk, depth, prefix_cache, hurried, hopeful
+    arrivals, pages, page_size, max_seqs, budget, chunk, depth, microbatches, prefix_cache, hurried, hopeful
 ):
     pages = -(-pages * 4 // page_size)
     harness = Harness(
-        depth=depth,
+        depth=depth * microbatches,
         hurried=hurried,
+        microbatches=microbatches,
+        passes=depth,
         pages=pages,
         page_size=page_size,
         max_seqs=max_seqs,

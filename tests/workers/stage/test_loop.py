@@ -12,18 +12,20 @@ import zmq
 from tests.support.plans import Row, Setup, plan
 from tests.support.stage import executor_for
 from tests.support.tiny import tiny_model
+from toka.config import Config
 from toka.messages import Plan, StageReady, StepResult, Stop
 from toka.sockets import open_socket, parse, send
 from toka.trace import Recorder
 from workers.stage.interface import AheadExecutor, AnyExecutor
 from workers.stage.loop import serve
+from workers.stage.manager import Manager
 
 
 class Ahead:
     """A CPU executor that keeps its results until they are asked for."""
 
     def __init__(self, executor: AnyExecutor) -> None:
-        self.executor, self.sizes, self.device = executor, executor.sizes, executor.device
+        self.executor, self.sizes, self.device, self.part = executor, executor.sizes, executor.device, executor.part
         self.results: list[StepResult] = []
 
     def execute(self, plan: Plan) -> StepResult:
@@ -46,7 +48,7 @@ def test_results_come_in_the_order_of_plans(tmp_path: Path) -> None:
     plans, results = open_socket(context, zmq.PUSH), open_socket(context, zmq.PULL)
     plans.bind(f"ipc://{tmp_path}/plans-0")
     results.bind(f"ipc://{tmp_path}/results")
-    thread = Thread(target=serve, args=(executor, 0, str(tmp_path), context), daemon=True)
+    thread = Thread(target=serve, args=(executor, Manager(context, Config(run_dir=str(tmp_path)), 0)), daemon=True)
     thread.start()
     assert isinstance(parse(results.recv_multipart()), StageReady)
     for step in range(1, 30):
@@ -64,7 +66,7 @@ def test_results_come_in_the_order_of_plans(tmp_path: Path) -> None:
 
 FAILING = """
 import sys, zmq
-from tests.workers.stage.test_loop import Ahead, executor_for, serve, tiny_model
+from tests.workers.stage.test_loop import Ahead, Config, Manager, executor_for, serve, tiny_model
 from pathlib import Path
 
 class Failing(Ahead):
@@ -72,7 +74,7 @@ class Failing(Ahead):
         raise RuntimeError("the GPU fell off")
 
 folder = Path(sys.argv[1])
-serve(Failing(executor_for(folder / "model")), 0, str(folder), zmq.Context())
+serve(Failing(executor_for(folder / "model")), Manager(zmq.Context(), Config(run_dir=str(folder)), 0))
 """
 
 

@@ -79,7 +79,7 @@ def test_draws_follow_softmax(spread: float) -> None:
     x = torch.randn(size) * spread
     drawn = torch.cat(
         [
-            noise.draw(x.expand(1000, -1), torch.ones(1000), keys(1000, position=i), noise.vocabulary(size, CPU))
+            noise.draw(x.expand(1000, -1), torch.ones(1000), keys(1000, position=i), noise.vocabulary(size, CPU))[0]
             for i in range(0, draws, 1000)
         ]
     )
@@ -102,9 +102,10 @@ def test_pruning_changes_no_draw(size: int, spread: float) -> None:
     x[3, 77] = 0.0
     heat = torch.rand(40) + 0.5
     ids = noise.vocabulary(size, CPU)
-    full = (x / heat[:, None] + noise.gumbel(noise.noise_bits(keys(40), ids[:, :size]))).argmax(1)
-    assert torch.equal(noise.draw(x, heat, keys(40), ids), full)
-    assert int(full[3]) == 77
+    full, winners = (x / heat[:, None] + noise.gumbel(noise.noise_bits(keys(40), ids[:, :size]))).max(1)
+    drawn, won = noise.draw(x, heat, keys(40), ids)
+    assert torch.equal(drawn, winners) and torch.equal(won, full)
+    assert int(drawn[3]) == 77
 
 
 def test_noise_depends_on_its_key_alone() -> None:
@@ -112,11 +113,36 @@ def test_noise_depends_on_its_key_alone() -> None:
     x, heat = torch.randn(30, 9000) * 2, torch.rand(30) + 0.5
     ids = noise.vocabulary(9000, CPU)
     row_keys = keys(30, seed=-(1 << 62), sample=3, position=500)
-    together = noise.draw(x, heat, row_keys, ids)
+    together, _ = noise.draw(x, heat, row_keys, ids)
     shuffled = torch.randperm(30)
-    assert torch.equal(noise.draw(x[shuffled], heat[shuffled], row_keys[shuffled], ids), together[shuffled])
-    alone = [noise.draw(x[i : i + 1], heat[i : i + 1], row_keys[i : i + 1], ids) for i in range(30)]
+    assert torch.equal(noise.draw(x[shuffled], heat[shuffled], row_keys[shuffled], ids)[0], together[shuffled])
+    alone = [noise.draw(x[i : i + 1], heat[i : i + 1], row_keys[i : i + 1], ids)[0] for i in range(30)]
     assert torch.equal(torch.cat(alone), together)
+
+
+def test_draws_from_slices_of_the_vocabulary_are_those_from_all_of_it() -> None:
+    torch.manual_seed(9)
+    size, heat, row_keys = 60_000, torch.ones(20), keys(20)
+    x = torch.randn(20, size) * 2
+    whole, won = noise.draw(x, heat, row_keys, noise.vocabulary(size, CPU))
+    parts = [slice(start, start + 20_000) for start in range(0, size, 20_000)]
+    words = [noise.vocabulary(20_000, CPU, part.start) for part in parts]
+    drawn = [noise.draw(x[:, part], heat, row_keys, some) for part, some in zip(parts, words)]
+    best, which = torch.stack([score for _, score in drawn]).max(0)
+    ids = torch.stack([column + part.start for (column, _), part in zip(drawn, parts)])
+    assert torch.equal(ids.gather(0, which[None])[0], whole) and torch.equal(best, won)
+    assert set(which.tolist()) == {0, 1, 2}
+
+
+def test_the_first_of_equal_scores_is_drawn() -> None:
+    """Whichever of their columns looks most promising."""
+    size = 30_000
+    words = noise.vocabulary(size, CPU)
+    twins = [1000, 1400, 1800]
+    words[:, twins] = words[:, twins[:1]]
+    x = torch.zeros(8, size)
+    x[:, twins] = 40.0
+    assert noise.draw(x, torch.ones(8), keys(8), words)[0].tolist() == twins[:1] * 8
 
 
 def test_bits_are_the_documented_function() -> None:

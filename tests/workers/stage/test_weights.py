@@ -7,12 +7,14 @@ from torch import Tensor
 
 from tests.support.dense_attention import DenseAttention
 from tests.support.tiny import tiny_config, tiny_model
+from tests.support.tiny_gguf import tiny_gguf
 from toka.model import open_model
 from workers.stage import layers
-from workers.stage.checkpoints import RandomCheckpoint
+from workers.stage.checkpoints import Checkpoint, RandomCheckpoint
 from workers.stage.decoder import Decoder
 from workers.stage.layers import HalfLinear, PackedLinear, PlainLinear
-from workers.stage.weights import Weights, expected_shapes, load_weights
+from workers.stage.partition import Partition
+from workers.stage.weights import Weights, expected_shapes, load_weights, open_checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +79,8 @@ def test_leftovers_of_known_kinds_are_ignored(tmp_path: Path) -> None:
 
 
 def tensors(weights: Weights) -> dict[str, Tensor]:
+    """Of a whole model, or of a rank's share of it."""
+    assert weights.embedding is not None and weights.norm is not None and weights.head is not None
     found = {"embedding": weights.embedding, "norm": weights.norm.weight}
     linears = {"head": weights.head}
     for i, layer in enumerate(weights.layers):
@@ -175,6 +179,55 @@ def test_random_tensor_depends_on_its_name_alone() -> None:
     one = RandomCheckpoint({"a.weight": (4, 4), "b.weight": (4, 4)}, torch.device("cpu"))
     other = RandomCheckpoint({"b.weight": (4, 4)}, torch.device("cpu"))
     assert torch.equal(one.read("b.weight"), other.read("b.weight"))
+
+
+def checkpoints(path: Path) -> list[Checkpoint]:
+    folder = tiny_model(path / "folder")
+    source = open_model(str(folder))
+    gguf = open_model(str(tiny_gguf(folder, path / "model.gguf")))
+    random = RandomCheckpoint(expected_shapes(source.config), torch.device("cpu"))
+    return [open_checkpoint(source), open_checkpoint(gguf), random]
+
+
+def test_a_slice_that_is_read_is_that_of_the_whole_tensor(tmp_path: Path) -> None:
+    for checkpoint in checkpoints(tmp_path):
+        for name in ("embed_tokens", "norm", "layers.1.self_attn.q_proj", "layers.2.mlp.down_proj"):
+            tensor = checkpoint.read(f"model.{name}.weight")
+            rows = slice(7, 40)
+            assert torch.equal(checkpoint.read(f"model.{name}.weight", (rows,)), tensor[rows])
+            if tensor.ndim == 2:
+                columns = (slice(None), slice(11, 50))
+                assert torch.equal(checkpoint.read(f"model.{name}.weight", columns), tensor[columns])
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("random", [False, True])
+def test_shares_of_the_ranks_make_up_the_whole(tmp_path: Path, tied: bool, random: bool) -> None:
+    options = {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": tied, "num_hidden_layers": 2}
+    source = open_model(str(tiny_model(tmp_path, **options)))
+    parts = [Partition(range(2), first=True, last=True, rank=rank, ranks=2) for rank in range(2)]
+    all_of_it = tensors(load_weights(source, random=random))
+    first, second = (tensors(load_weights(source, part=part, random=random)) for part in parts)
+    for name, tensor in all_of_it.items():
+        if name in ("0.output.bias", "0.down.bias", "1.output.bias", "1.down.bias"):
+            assert torch.equal(first[name], tensor) and name not in second
+        elif "norm" in name or name == "embedding":
+            assert torch.equal(first[name], tensor) and torch.equal(second[name], tensor)
+        elif "output" in name or "down" in name:
+            assert torch.equal(torch.cat([first[name], second[name]], 1), tensor), name
+        else:
+            # Rows of several products, each rank's of all of them one below the other.
+            sizes = {"qkv": [64, 32, 32], "gate_up": [112, 112], "head": [512]}[name.split(".")[-2]]
+            halves = [each.split([size // 2 for size in sizes]) for each in (first[name], second[name])]
+            assert torch.equal(torch.cat([half for pair in zip(*halves) for half in pair]), tensor), name
+
+
+def test_the_last_part_of_a_tied_model_has_the_embedding_as_its_head(tmp_path: Path) -> None:
+    source = open_model(str(tiny_model(tmp_path, tie_word_embeddings=True)))
+    last = load_weights(source, part=Partition(range(2, 3), first=False, last=True, rank=1, ranks=2))
+    assert last.embedding is None and len(last.layers) == 1
+    assert isinstance(last.head, PlainLinear)
+    assert torch.equal(last.head.weight, load_weights(source).embedding[256:])
 
 
 def test_expected_shapes_are_what_transformers_saves(tiny: Path) -> None:

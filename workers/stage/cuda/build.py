@@ -11,9 +11,13 @@ import torch
 
 from toka.model import ModelConfig
 from workers.stage.cuda.executor import CudaExecutor
-from workers.stage.cuda.fused import Fused, compiled, ready_made
+from workers.stage.cuda.fused import compiled, ready_made
+from workers.stage.cuda.pipe import NcclPipe
+from workers.stage.cuda.ranks import ALONE, Group, Ranks, meet, neighbours
+from workers.stage.interface import AnyExecutor
 from workers.stage.kv_cache import free_memory
-from workers.stage.sizes import Sizes
+from workers.stage.partition import Partition, Seat
+from workers.stage.sizes import Sizes, agreed
 from workers.stage.weights import Weights
 
 HEAD_DIMS = (64, 128)
@@ -35,6 +39,8 @@ def build(
     weights: Weights,
     choose: Callable[[int | None], Sizes],
     torch_compile: bool,
+    part: Partition,
+    seat: Seat,
     progress: Callable[[float], None] = lambda fraction: None,
 ) -> CudaExecutor:
     """An executor with all kernels compiled and all graphs captured.
@@ -43,28 +49,48 @@ def build(
     yet. `progress` hears the fraction captured.
     """
     fused = compiled() if torch_compile else ready_made()
-    working = _working_memory(config, weights, choose(None), fused)
-    executor = CudaExecutor(config, weights, choose(working), fused)
-    executor.capture(progress)
-    return executor
+    trial = dataclasses.replace(choose(None), pages=1)
+    ranks = _ranks(seat, trial, config.hidden_size, weights.dtype)
+
+    def executor(sizes: Sizes) -> CudaExecutor:
+        return CudaExecutor(config, weights, sizes, fused, part, ranks)
+
+    trial = agreed(trial, ranks.gather, weights.device)
+    working = _working_memory(executor, trial, weights.device)
+    made = executor(agreed(choose(working), ranks.gather, weights.device))
+    made.capture(progress)
+    return made
 
 
-def _working_memory(config: ModelConfig, weights: Weights, sizes: Sizes, fused: Fused) -> int:
-    """Bytes that an executor of `sizes` takes beside its KV cache, measured on one whose cache is a single page.
+def _ranks(seat: Seat, sizes: Sizes, hidden: int, dtype: torch.dtype) -> Ranks:
+    if seat.stages > 1:
+        meet(seat.far, seat.stage, seat.stages)
+    group = neighbours(seat.stage, seat.stages, seat.ranks)
+    return ALONE if group is None else Group(group, sizes.max_tokens, hidden, dtype)
+
+
+def connect(executor: AnyExecutor, seat: Seat) -> None:
+    """Join the executor of one stage to the others of its pipeline."""
+    assert isinstance(executor, CudaExecutor)
+    executor.pipe = NcclPipe(seat.stage, seat.stages, seat.ranks)
+
+
+def _working_memory(make: Callable[[Sizes], CudaExecutor], trial: Sizes, device: torch.device) -> int:
+    """Bytes that an executor takes beside its KV cache, measured on one of the sizes `trial`, whose cache is a page.
 
     The largest graphs are captured, and a few more, to know what a graph takes. Counts of penalised slots are
     allocated as requests come.
     """
     torch.cuda.empty_cache()
-    before = free_memory(weights.device)
-    executor = CudaExecutor(config, weights, dataclasses.replace(sizes, pages=1), fused)
+    before = free_memory(device)
+    executor = make(trial)
     largest, *others = executor.steps.sizes
     executor.capture(sizes=[largest])
-    first = before - free_memory(weights.device)
+    first = before - free_memory(device)
     some = others[:GRAPHS_MEASURED]
     executor.capture(sizes=some)
-    each = (before - free_memory(weights.device) - first) / max(1, len(some))
-    counts = executor.special.edits.most_bytes
+    each = (before - free_memory(device) - first) / max(1, len(some))
+    counts = 0 if executor.sampling is None else executor.sampling.special.edits.most_bytes
     del executor
     gc.collect()
     torch.cuda.empty_cache()

@@ -14,10 +14,12 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn import functional
 
 from toka.messages import Plan
 from workers.stage import noise
 from workers.stage.cuda.inputs import upload
+from workers.stage.cuda.ranks import ALONE, Ranks
 from workers.stage.layers import Linear
 from workers.stage.slots import SAMPLE, TEMPERATURE
 
@@ -42,14 +44,15 @@ class Best:
 
 
 class Draw:
-    def __init__(self, head: Linear, vocabulary: int, last: Tensor) -> None:
-        """last: [slots] int64, where a slot's token is put down."""
-        slots, device = len(last), last.device
-        self.head, self.vocabulary, self.last = head, vocabulary, last
+    def __init__(self, head: Linear, ids: range, last: Tensor, ranks: Ranks = ALONE) -> None:
+        """ids: what head has logits of, each of `ranks` another share; last: [slots] int64, where a slot's token is
+        put down."""
+        slots, device, vocabulary = len(last), last.device, len(ids)
+        self.head, self.ids, self.vocabulary, self.last, self.ranks = head, ids, vocabulary, last, ranks
         self.temperatures = torch.zeros(slots, dtype=torch.float32, device=device)
         self.seeds = torch.zeros(slots, dtype=torch.int64, device=device)
         self.samples = torch.zeros(slots, dtype=torch.int64, device=device)
-        self._words = noise.vocabulary(vocabulary, device)
+        self._words = noise.vocabulary(vocabulary, device, ids.start)
 
     def set_up(self, plan: Plan) -> None:
         """Take in the parameters of slots that have a new sequence."""
@@ -75,7 +78,19 @@ class Draw:
         groups = triton.cdiv(len(logits), ROWS)
         splits = min(MOST_SPLITS, 1 << max(0, (PROGRAMS // groups).bit_length() - 1))
         best = self.best(logits, slots, outputs, splits)
+        if self.ranks.ranks > 1:
+            best = self._of_ranks(best)
+        splits = best.scores.shape[1]
         _pick[(len(logits),)](best.scores, best.ids, slots, tokens, self.last, SPLITS=splits, num_warps=1)
+
+    def _of_ranks(self, best: Best) -> Best:
+        """Those of all ranks side by side, in the order of their ids, filled up to a power of two."""
+        ids = best.ids + self.ids.start
+        both = self.ranks.gather(torch.stack([best.scores.view(torch.int32), ids])).permute(1, 2, 0, 3).flatten(2)
+        width = both.shape[2]
+        padding = triton.next_power_of_2(width) - width
+        scores = functional.pad(both[0].view(torch.float32), (0, padding), value=float("-inf"))
+        return Best(scores.contiguous(), functional.pad(both[1], (0, padding)).contiguous())
 
     def best(self, logits: Tensor, slots: Tensor, outputs: Tensor, splits: int, least: Tensor | None = None) -> Best:
         """The best ids to draw as output outputs[i] of slots[i] from logits[i]; not those below least[i]: [rows]."""

@@ -13,30 +13,24 @@ from torch import Tensor
 from toka.messages import Plan, StepResult
 from toka.model import ModelConfig
 from toka.trace import DEVICE_TRACK, OFF, Recorder
-from workers.stage.cuda.arrange import Arranged, Arranger, Int32s, Int64s
+from workers.stage.cuda.arrange import Arranged, Arranger, Int32s
 from workers.stage.cuda.buckets import Kind
 from workers.stage.cuda.cache import PagedCache
 from workers.stage.cuda.clock import DeviceClock
 from workers.stage.cuda.decoder import CudaDecoder
-from workers.stage.cuda.draw import Draw
 from workers.stage.cuda.fused import Fused
 from workers.stage.cuda.graphs import Steps
 from workers.stage.cuda.inputs import InputBuffer, upload
-from workers.stage.cuda.special import Special, found
+from workers.stage.cuda.pipe import Coming, NcclPipe
+from workers.stage.cuda.ranks import ALONE, Ranks
+from workers.stage.cuda.sampling import Sampling, Split, result
 from workers.stage.kv_cache import CacheShape
+from workers.stage.partition import Partition, whole
 from workers.stage.sizes import Sizes
 from workers.stage.weights import Weights
 
-
-@dataclass(frozen=True, slots=True)
-class _Samples:
-    """Which of a step's samples are drawn how; `wanted`: log-probabilities of the special ones."""
-
-    plain: Int64s
-    special: Int64s
-    wanted: Int32s
-    width: int
-    """Of the special ones' results."""
+MOST_UNTAKEN = 64
+"""Steps whose ids nothing needed yet: more than are on their way at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +39,8 @@ class _Submitted:
     began: torch.cuda.Event
     ended: torch.cuda.Event
     copied: torch.cuda.Event
-    samples: _Samples
+    split: Split | None
+    """None where nothing was drawn."""
     results: list[Tensor]
     """In pinned memory: the plain samples' ids, then results of special ones."""
 
@@ -56,26 +51,42 @@ class CudaExecutor:
     `submit` and `collect` may be called from two threads.
     """
 
-    def __init__(self, config: ModelConfig, weights: Weights, sizes: Sizes, fused: Fused) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        sizes: Sizes,
+        fused: Fused,
+        part: Partition | None = None,
+        ranks: Ranks = ALONE,
+    ) -> None:
+        """config, weights: of this stage's `part`, which `ranks` share; None: of a whole model."""
         device, self.sizes = weights.device, sizes
-        self.device = device
+        self.device, self.part = device, part or whole(config)
+        self.pipe: NcclPipe | None = None
         # Padding has a slot of its own, whose pages are all the scratch page.
         slots = sizes.max_seqs + 1
         shape = CacheShape(config.num_layers, sizes.pages, sizes.page_size, config.num_kv_heads, config.head_dim)
         self.cache = PagedCache(shape, weights.dtype, device)
         self.table = torch.zeros(slots, sizes.pages_per_seq, dtype=torch.int32, device=device)
         self.table[-1] = shape.scratch
-        last = torch.zeros(slots, dtype=torch.int64, device=device)
+        self.last = torch.zeros(slots, dtype=torch.int64, device=device)
         processors = torch.cuda.get_device_properties(device).multi_processor_count
         parts = sizes.max_tokens
         self._arranger = Arranger(sizes.page_size, config.num_heads, config.num_kv_heads, processors, parts)
         self._buffer = InputBuffer(sizes.max_tokens, sizes.max_seqs, slots - 1, device)
-        decoder = CudaDecoder(config, weights, fused, self.cache, self.table, last, parts)
-        self.draw = Draw(weights.head, config.vocab_size, last)
-        self.special = Special(self.draw, weights.dtype.itemsize, sizes.max_seqs)
-        self.steps = Steps(decoder, self.draw, self.special, self._buffer, sizes.max_tokens, sizes.max_seqs)
+        decoder = CudaDecoder(config, weights, fused, self.cache, self.table, self.last, parts, ranks)
+        self.sampling = draw = special = None
+        if weights.head is not None:
+            size = weights.dtype.itemsize
+            self.sampling = Sampling(weights.head, config.vocab_size, self.last, sizes.max_seqs, size, ranks)
+            draw, special = self.sampling.draw, self.sampling.special
+        most = sizes.max_tokens, sizes.max_seqs
+        self.steps = Steps(decoder, draw, special, self._buffer, *most, self.part.first)
         self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._submitted: deque[_Submitted] = deque()
+        self._sampled: deque[tuple[int, Int32s, Coming]] = deque()
+        """Ids that the last stage draws for this one: their step, their slots."""
         self._trace = OFF
         self._clock: DeviceClock | None = None
 
@@ -98,17 +109,22 @@ class CudaExecutor:
     @torch.inference_mode()
     def submit(self, plan: Plan) -> None:
         """Launch a step, and the copies of its results."""
+        rows = len(plan.row_slots) > 0
         with self._trace.span("arrange", step=plan.step):
+            coming = self._coming(plan) if rows else None
             self._take_changes(plan)
-            arranged = self._arranger.arrange(plan) if len(plan.row_slots) else None
-            samples = self._split(plan)
+            arranged = self._arranger.arrange(plan) if rows else None
+            split = self.sampling.split(plan) if self.sampling is not None else None
             if arranged is not None:
-                self._fill(plan, arranged, samples.plain)
+                self._fill(plan, arranged, split)
         with self._trace.span("launch"):
+            if coming is not None and self.steps.incoming is not None:
+                self.steps.incoming[: len(plan.tokens)] = coming.get()
+            self._take_sampled(plan.after)
             began = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             began.record()
-            results = [] if arranged is None else self._run(plan, arranged, samples)
-            self._send_back(plan.step, began, samples, results)
+            results = [] if arranged is None else self._run(plan, arranged, split)
+            self._send_back(plan.step, began, split, results)
 
     def collect(self) -> StepResult:
         """The oldest step's result; waits until it has come, without holding the interpreter."""
@@ -117,27 +133,27 @@ class CudaExecutor:
         if self._clock is not None:
             began, ended = self._clock.at(oldest.began), self._clock.at(oldest.ended)
             self._trace.add("step", began, ended, track=DEVICE_TRACK, arguments={"step": oldest.step})
-        samples, results = oldest.samples, [each.numpy() for each in oldest.results]
-        plain = results[:1] if len(samples.plain) else []
-        special = found(results[len(plain) :], samples.wanted, samples.width)
-        tokens = np.empty(len(samples.plain) + len(samples.special), np.int32)
-        tokens[samples.special] = special.tokens
-        if plain:
-            tokens[samples.plain] = plain[0]
-        return StepResult(
-            step=oldest.step,
-            busy_us=int(oldest.began.elapsed_time(oldest.ended) * 1e3),
-            tokens=tokens,
-            chosen=special.chosen,
-            top_ids=special.top_ids,
-            top_values=special.top_values,
-        )
+        busy_us = int(oldest.began.elapsed_time(oldest.ended) * 1e3)
+        return result(oldest.step, busy_us, oldest.split, [each.numpy() for each in oldest.results])
+
+    def _coming(self, plan: Plan) -> Coming | None:
+        """The step's activations, where the stage before this one sends them."""
+        if self.pipe is None or self.part.first:
+            return None
+        hidden = self.steps.hidden
+        return self.pipe.receive(len(plan.tokens), hidden.shape[1], dtype=hidden.dtype)
+
+    def _take_sampled(self, step: int) -> None:
+        """Put down the ids of steps up to `step`, and others that must have come long since."""
+        while self._sampled and (self._sampled[0][0] <= step or len(self._sampled) > MOST_UNTAKEN):
+            _, slots, ids = self._sampled.popleft()
+            (where,) = upload([slots.astype(np.int64)], self.device)
+            self.last.index_copy_(0, where, ids.get())
 
     def _take_changes(self, plan: Plan) -> None:
         """Slots, page tables and page copies."""
-        if len(plan.setup_slots):
-            self.draw.set_up(plan)
-            self.special.set_up(plan)
+        if self.sampling is not None:
+            self.sampling.set_up(plan)
         if len(plan.table_slots):
             places = plan.table_slots.astype(np.int64) * self.table.shape[1] + plan.table_indices
             where, pages = upload([places, plan.table_pages], self.device)
@@ -146,34 +162,37 @@ class CudaExecutor:
             pairs = plan.copies.reshape(-1, 2).astype(np.int64)
             self.cache.copy(*upload([pairs[:, 0], pairs[:, 1]], self.device))
 
-    def _split(self, plan: Plan) -> _Samples:
-        among = self.special.among(plan.sample_slots, plan.sample_positions)
-        special = np.flatnonzero(among)
-        wanted = self.special.wanted(plan.sample_slots[special])
-        return _Samples(np.flatnonzero(~among), special, wanted, self.special.width(wanted))
-
-    def _fill(self, plan: Plan, arranged: Arranged, plain: Int64s) -> None:
+    def _fill(self, plan: Plan, arranged: Arranged, split: Split | None) -> None:
+        plain = np.empty(0, np.int64) if split is None else split.plain
         arranged = replace(arranged, sample_tokens=arranged.sample_tokens[plain])
         size, samples = self.steps.token_size(len(arranged.tokens)), self.steps.sample_size(len(plain))
         self._buffer.fill(size, arranged, samples, plan.sample_slots[plain], plan.sample_positions[plain])
 
-    def _run(self, plan: Plan, arranged: Arranged, samples: _Samples) -> list[Tensor]:
-        """The plain samples' ids, where there are any, and results of special ones, portion after portion."""
+    def _run(self, plan: Plan, arranged: Arranged, split: Split | None) -> list[Tensor]:
+        """Launch the step's own work, and send on what it makes; its results."""
         size = self.steps.token_size(len(arranged.tokens))
         self.steps.forward(Kind(size, len(arranged.prefix_tiles) > 0, len(arranged.chunk_tiles) > 0))
         results = []
-        if len(samples.plain):
-            self.steps.draw(self.steps.sample_size(len(samples.plain)))
-            # A copy: the next step writes over them, and the next portion over a portion's results.
-            results.append(self.steps.tokens[: len(samples.plain)].clone())
-        for start in range(0, len(samples.special), self.special.rows):
-            part = samples.special[start : start + self.special.rows]
-            self.special.fill(arranged.sample_tokens[part], plan.sample_slots[part], plan.sample_positions[part])
-            self.steps.special(self.special.size(len(part)), samples.width)
-            results.append(self.special.results(len(part), samples.width).clone())
+        if self.sampling is not None and split is not None:
+            results = self.sampling.run(plan, arranged, split, self.steps)
+        if self.pipe is not None:
+            self._pass_on(self.pipe, plan, len(arranged.tokens))
         return results
 
-    def _send_back(self, step: int, began: torch.cuda.Event, samples: _Samples, results: list[Tensor]) -> None:
+    def _pass_on(self, pipe: NcclPipe, plan: Plan, tokens: int) -> None:
+        if self.part.last and len(plan.sample_slots):
+            (slots,) = upload([plan.sample_slots.astype(np.int64)], self.device)
+            pipe.send(self.last.index_select(0, slots))
+        elif not self.part.last:
+            # A copy: the next step writes over it.
+            pipe.send(self.steps.hidden[:tokens].clone())
+        if self.part.first and len(plan.sample_slots):
+            # Not before what these ids are made from has been sent: memory that is allocated in between has the GPU
+            # finish what was launched before it.
+            ids = pipe.receive(len(plan.sample_slots), dtype=self.last.dtype)
+            self._sampled.append((plan.step, plan.sample_slots, ids))
+
+    def _send_back(self, step: int, began: torch.cuda.Event, split: Split | None, results: list[Tensor]) -> None:
         """Copy results on a stream of their own: the next step does not wait for it."""
         ended = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         ended.record()
@@ -182,7 +201,7 @@ class CudaExecutor:
         with torch.cuda.stream(self._side):
             copies = [_to_host(each, self._side) for each in results]
             copied.record()
-        self._submitted.append(_Submitted(step, began, ended, copied, samples, copies))
+        self._submitted.append(_Submitted(step, began, ended, copied, split, copies))
 
 
 def _to_host(tensor: Tensor, stream: torch.cuda.Stream) -> Tensor:

@@ -15,19 +15,28 @@ from workers.stage.cuda.special import WIDTHS, Special
 
 
 class Steps:
-    """`hidden`: [tokens, hidden], and `tokens`: [samples] int32, hold what the last step gave.
+    """`hidden`: [tokens, hidden], and `tokens`: [samples] int32, hold what the last step gave; `incoming`, of hidden's
+    shape, is where a step of a later stage of a pipeline begins.
 
     All graphs share one pool of memory: they run one after another, and keep nothing there.
     """
 
     def __init__(
-        self, decoder: CudaDecoder, draw: Draw, special: Special, buffer: InputBuffer, tokens: int, samples: int
+        self,
+        decoder: CudaDecoder,
+        draw: Draw | None,
+        special: Special | None,
+        buffer: InputBuffer,
+        tokens: int,
+        samples: int,
+        first: bool,
     ) -> None:
-        """tokens, samples: most of a step."""
+        """draw, special: where the model ends here; tokens, samples: most of a step; first: whether it begins here."""
         self._decoder, self._draw, self._special, self._buffer = decoder, draw, special, buffer
-        table = decoder.weights.embedding
-        self.hidden = torch.zeros(tokens, table.shape[1], dtype=table.dtype, device=table.device)
-        self.tokens = torch.zeros(samples, dtype=torch.int32, device=table.device)
+        weights, shape = decoder.weights, (tokens, decoder.hidden_size)
+        self.hidden = torch.zeros(shape, dtype=weights.dtype, device=weights.device)
+        self.incoming = None if first else torch.zeros_like(self.hidden)
+        self.tokens = torch.zeros(samples, dtype=torch.int32, device=weights.device)
         self._token_sizes, self._sample_sizes = sizes_up_to(tokens), sizes_up_to(samples)
         self._kinds = kinds(self._token_sizes, samples)
         self._captured: dict[tuple[object, ...], torch.cuda.CUDAGraph] = {}
@@ -60,21 +69,25 @@ class Steps:
             run(*key)
 
     def _forward(self, size: int, grouped: bool, chunked: bool) -> None:
-        rows = min(size, len(self.tokens))
-        self.hidden[:size] = self._decoder.hidden(self._buffer.inputs(size), rows, grouped, chunked)
+        rows, inputs = min(size, len(self.tokens)), self._buffer.inputs(size)
+        residual = self._decoder.embed(inputs) if self.incoming is None else self.incoming[:size]
+        self.hidden[:size] = self._decoder.run(residual, inputs, rows, grouped, chunked)
 
     def _drawn(self, size: int) -> None:
+        assert self._draw is not None
         samples = self._buffer.samples(size)
         hidden = self.hidden.index_select(0, samples.tokens)
         self._draw.draw(hidden, samples.slots, samples.outputs, self.tokens[:size])
 
     def _specially(self, size: int, width: int) -> None:
+        assert self._special is not None
         self._special.run(self.hidden, size, width)
 
     @property
     def sizes(self) -> list[int]:
         """What graphs are captured for, the largest first, so that the others find room in its memory."""
-        return sorted({*self._token_sizes, *self._sample_sizes}, reverse=True)
+        samples = self._sample_sizes if self._draw is not None else []
+        return sorted({*self._token_sizes, *samples}, reverse=True)
 
     def capture(self, sizes: Sequence[int], progress: Callable[[float], None] = lambda fraction: None) -> None:
         """Capture the graphs for some of `sizes`, and those of special draws, where they are not captured yet.
@@ -82,17 +95,18 @@ class Steps:
         Runs steps of blank inputs: page 0 must not be in use yet.
         """
         self._buffer.clear()
-        self._special.clear()
         for done, size in enumerate(sizes):
             for kind in self._kinds:
                 if kind.size == size:
                     self._capture(self._forward, *kind)
-            if size in self._sample_sizes:
+            if size in self._sample_sizes and self._draw is not None:
                 self._capture(self._drawn, size)
             progress((done + 1) / (len(sizes) + 1))
-        for size in reversed(self._special.sizes):
-            for width in WIDTHS:
-                self._capture(self._specially, size, width)
+        if self._special is not None:
+            self._special.clear()
+            for size in reversed(self._special.sizes):
+                for width in WIDTHS:
+                    self._capture(self._specially, size, width)
         progress(1.0)
 
     def _capture(self, run: Callable[..., None], *key: int) -> None:
@@ -102,6 +116,7 @@ class Steps:
         run(*key)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # Thread-local: NCCL's own thread looks after its work meanwhile.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             run(*key)
         self._captured[run.__name__, *key] = graph

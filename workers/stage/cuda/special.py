@@ -2,7 +2,8 @@
 
 The host knows which samples of a step these are, and leaves them out of the ordinary draw, so that the others pay
 nothing. They are worked on in portions of few enough rows to bound the memory that their logits take; a portion is
-one upload, one graph and one copy of its results, and nothing waits for the GPU.
+one upload, one graph and one copy of its results, and nothing waits for the GPU. Where ranks share the vocabulary,
+each gathers the logits of these rows alone, and does the same as the others.
 """
 
 from __future__ import annotations
