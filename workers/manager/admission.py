@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from toka.messages import Int32
+from toka.page_keys import PromptKeys, page_keys
 from workers.manager.forecast import Forecast, Need
-from workers.manager.pages import PromptKeys, page_keys
 from workers.manager.sequences import Sequence
 from workers.manager.slots import SlotState
 from workers.manager.state import State

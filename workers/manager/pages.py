@@ -12,8 +12,6 @@ from collections import OrderedDict
 import numpy as np
 
 from toka.messages import Int32
-from toka.page_keys import PromptKeys as PromptKeys
-from toka.page_keys import page_keys as page_keys
 
 
 class PagePool:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from toka.messages import Finish, Int32
+from toka.page_keys import page_keys
 from workers.manager.forecast import LengthPredictor
-from workers.manager.pages import PagePool, page_keys
+from workers.manager.pages import PagePool
 from workers.manager.promises import Promises
 from workers.manager.sequences import Sequence, Shard, WaitingQueue, lead
 from workers.manager.slots import Slots, SlotState
