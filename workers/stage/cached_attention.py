@@ -8,13 +8,13 @@ from torch import Tensor
 from workers.stage.kv_cache import Gather, KVCache
 
 Copies = dict[int, tuple[Tensor, Tensor]]
-"""By layer: keys and values, in float32."""
+"""By layer: keys and values, in the queries' dtype."""
 
 
 class CachedAttention:
     """Queries `tokens` of a step over the first `keys` keys in `pages`, read once for all of them.
 
-    The products run in float32: on CPUs without matrix tiles they are twice as fast as in bfloat16.
+    The products run in the queries' dtype: float32 where bfloat16 would be slow.
     """
 
     def __init__(
@@ -29,21 +29,17 @@ class CachedAttention:
         self._gather = Gather(cache, pages[None])
 
     def run(self, layer: int, q: Tensor) -> tuple[Tensor, Tensor]:
-        """q: [queries, heads, head_dim]. Returns the same in float32, and [queries, heads] log-sum-exps."""
-        shape, count = self.cache.shape, len(q)
-        # The heads that share keys are further queries: [1, kv_heads, queries * repeat, head_dim].
-        queries = q.float().view(count, shape.kv_heads, -1, shape.head_dim).transpose(0, 1)
-        out, lse = _attend(queries.reshape(1, shape.kv_heads, -1, shape.head_dim), *self._read(layer))
-        out = out.view(shape.kv_heads, count, -1, shape.head_dim).transpose(0, 1)
-        return out.reshape(q.shape), lse.view(shape.kv_heads, count, -1).transpose(0, 1).reshape(q.shape[:2])
+        """q: [queries, heads, head_dim]. Returns the same, and [queries, heads] log-sum-exps in float32."""
+        out, lse = _attend(q.transpose(0, 1)[None], *self._read(layer, q.dtype))
+        return out[0].transpose(0, 1), lse[0].transpose(0, 1)
 
-    def _read(self, layer: int) -> tuple[Tensor, Tensor]:
+    def _read(self, layer: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """[1, kv_heads, keys, head_dim] each."""
         if self.copies is not None and layer in self.copies:
             return self.copies[layer]
-        # New memory also where the cache is in float32: the next read of pages is written over this one.
+        # New memory in any case: the next read of pages is written over this one.
         k, v = (
-            each[:, :, : self.keys].to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+            each[:, :, : self.keys].to(dtype, copy=True, memory_format=torch.contiguous_format)
             for each in self._gather.read(layer)
         )
         if self.copies is not None:
@@ -52,13 +48,15 @@ class CachedAttention:
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """q: [1, kv_heads, queries, head_dim]. Returns the same, and [1, kv_heads, queries] log-sum-exps."""
+    """q: [1, heads, queries, head_dim]; k, v: [1, kv_heads, keys, head_dim]. Returns q's shape, and [1, heads, queries]
+    log-sum-exps."""
     if q.device.type == "cpu":
-        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v)
+        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default(q, k, v)
     else:
+        k, v = (each.repeat_interleave(q.shape[1] // k.shape[1], 1) for each in (k, v))
         out, lse, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, None, True)
         lse = lse[..., : q.shape[2]]
-    return out.contiguous(), lse.contiguous()
+    return out, lse
 
 
 def merge(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> Tensor:

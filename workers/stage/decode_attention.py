@@ -118,7 +118,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tenso
     Returns q's shape and [rows, heads, queries] log-sum-exps.
     """
     if q.device.type == "cpu":
-        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, attn_mask=mask)
+        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default(q, k, v, attn_mask=mask)
         return out, lse
     scores = torch.matmul(q.float() * q.shape[-1] ** -0.5, k.float().transpose(2, 3)).add_(mask)
     return torch.matmul(scores.softmax(-1), v.float()), scores.logsumexp(-1)
