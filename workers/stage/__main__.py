@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -33,7 +34,8 @@ def serve(config: Config, stage: int) -> None:
     process.progress("loading torch", 0.0)
     from workers.stage import threads
 
-    threads.before_torch()
+    several = config.pp_size * config.tp_size > 1
+    threads.before_torch(several)
     import zmq
 
     from workers.stage.build import CAPTURED, build, connect
@@ -47,7 +49,7 @@ def serve(config: Config, stage: int) -> None:
     trace = Recorder("stage", f"stage {config.replica}.{stage}", on=bool(config.trace))
     with endpoints.admitting(context, config):
         manager = Manager(context, config, stage)
-        seat = take_seat(config, stage, manager.meet() if config.pp_size * config.tp_size > 1 else "")
+        seat = take_seat(config, stage, manager.meet() if several else "")
         executor = build(config, process.progress, seat)
         process.progress("warming up", CAPTURED)
         warm_up(executor)
@@ -62,6 +64,10 @@ def serve(config: Config, stage: int) -> None:
                 pipe.close()
             trace.leave(config.run_dir)
     context.destroy()
+    if several and executor.device.type == "cuda":
+        # Communicators are taken down one by one, and wait for peers that are on their way out as well.
+        logging.shutdown()
+        os._exit(0)
 
 
 if __name__ == "__main__":

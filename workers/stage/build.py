@@ -91,7 +91,7 @@ def connect(
     if not isinstance(executor, Executor):
         from workers.stage.cuda import build as cuda
 
-        cuda.connect(executor, seat)
+        cuda.connect(executor)
         return None
     model = executor.model
     pipe = ZmqPipe(context, config, seat, model.config.hidden_size, model.activations, executor.device)

@@ -13,8 +13,18 @@ _MALLOC_OPTIONS = {-1: 1 << 30, -3: 32 << 20}
 """glibc's M_TRIM_THRESHOLD and M_MMAP_THRESHOLD, the latter at its most."""
 
 
-def before_torch() -> None:
-    """Call before torch is imported: its OpenMP reads the environment once.
+_SEVERAL = {
+    # A stream that waits for another stage holds up those that share its queue to the GPU; by default there are 8.
+    "CUDA_DEVICE_MAX_CONNECTIONS": "32",
+    # A receive that waits keeps a multiprocessor for each channel, and a step's hidden states need few.
+    "NCCL_MAX_P2P_NCHANNELS": "2",
+    # Or peers hold on to the memory of graphs that are gone.
+    "NCCL_GRAPH_REGISTER": "0",
+}
+
+
+def before_torch(several: bool = False) -> None:
+    """Call before torch is imported: its OpenMP reads the environment once. several: the replica has other stages.
 
     Threads that sleep between the operations of a step take longer to wake than an operation takes; threads
     that spin keep their core from the process that delays the others. Decode steps of 16 rows on two cores, in ms:
@@ -25,8 +35,8 @@ def before_torch() -> None:
     | beside one busy process | 107 | 130 | 153 | 172 | 221 | 262 |
     """
     os.environ.setdefault("GOMP_SPINCOUNT", str(SPIN_COUNT))
-    # A stream that waits for another stage holds up those that share its queue to the GPU; by default there are 8.
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+    for name, value in _SEVERAL.items() if several else ():
+        os.environ.setdefault(name, value)
 
 
 def configure(threads: int) -> None:

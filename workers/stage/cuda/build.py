@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gc
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -13,7 +14,7 @@ from toka.model import ModelConfig
 from workers.stage.cuda.executor import CudaExecutor
 from workers.stage.cuda.fused import compiled, ready_made
 from workers.stage.cuda.pipe import NcclPipe
-from workers.stage.cuda.ranks import ALONE, Group, Ranks, meet, neighbours
+from workers.stage.cuda.ranks import ALONE, Group, gathered, meet, neighbours
 from workers.stage.interface import AnyExecutor
 from workers.stage.kv_cache import free_memory
 from workers.stage.partition import Partition, Seat
@@ -49,30 +50,31 @@ def build(
     yet. `progress` hears the fraction captured.
     """
     fused = compiled() if torch_compile else ready_made()
+    if seat.stages > 1:
+        meet(seat.far, seat.stage, seat.stages)
+    group = neighbours(seat.stage, seat.stages, seat.ranks)
     trial = dataclasses.replace(choose(None), pages=1)
-    ranks = _ranks(seat, trial, config.hidden_size, weights.dtype)
+    if group is not None:
+        trial = agreed(trial, functools.partial(gathered, group), weights.device)
+    # Before what is free is measured: both have memory of their own.
+    shape = trial.max_tokens, config.hidden_size, weights.dtype
+    ranks = ALONE if group is None else Group(group, *shape)
+    pipe = NcclPipe(seat, *shape) if seat.stages > seat.ranks else None
 
     def executor(sizes: Sizes) -> CudaExecutor:
         return CudaExecutor(config, weights, sizes, fused, part, ranks)
 
-    trial = agreed(trial, ranks.gather, weights.device)
     working = _working_memory(executor, trial, weights.device)
     made = executor(agreed(choose(working), ranks.gather, weights.device))
     made.capture(progress)
+    made.link = pipe
     return made
 
 
-def _ranks(seat: Seat, sizes: Sizes, hidden: int, dtype: torch.dtype) -> Ranks:
-    if seat.stages > 1:
-        meet(seat.far, seat.stage, seat.stages)
-    group = neighbours(seat.stage, seat.stages, seat.ranks)
-    return ALONE if group is None else Group(group, sizes.max_tokens, hidden, dtype)
-
-
-def connect(executor: AnyExecutor, seat: Seat) -> None:
-    """Join the executor of one stage to the others of its pipeline."""
+def connect(executor: AnyExecutor) -> None:
+    """Join an executor that is warmed up to the other stages of its pipeline."""
     assert isinstance(executor, CudaExecutor)
-    executor.pipe = NcclPipe(seat.stage, seat.stages, seat.ranks)
+    executor.pipe = executor.link
 
 
 def _working_memory(make: Callable[[Sizes], CudaExecutor], trial: Sizes, device: torch.device) -> int:

@@ -64,6 +64,9 @@ class CudaExecutor:
         device, self.sizes = weights.device, sizes
         self.device, self.part = device, part or whole(config)
         self.pipe: NcclPipe | None = None
+        """To the stages before and behind this one; None: it is alone, or is being warmed up, ..."""
+        self.link: NcclPipe | None = None
+        """... and will have this one."""
         # Padding has a slot of its own, whose pages are all the scratch page.
         slots = sizes.max_seqs + 1
         shape = CacheShape(config.num_layers, sizes.pages, sizes.page_size, config.num_kv_heads, config.head_dim)
@@ -111,15 +114,16 @@ class CudaExecutor:
         """Launch a step, and the copies of its results."""
         rows = len(plan.row_slots) > 0
         with self._trace.span("arrange", step=plan.step):
-            coming = self._coming(plan) if rows else None
             self._take_changes(plan)
             arranged = self._arranger.arrange(plan) if rows else None
             split = self.sampling.split(plan) if self.sampling is not None else None
             if arranged is not None:
                 self._fill(plan, arranged, split)
+            # Behind all memory that this step takes: to take some may have the GPU finish what was launched before.
+            coming = self.pipe.receive(len(plan.tokens)) if self.pipe and rows and not self.part.first else None
         with self._trace.span("launch"):
             if coming is not None and self.steps.incoming is not None:
-                self.steps.incoming[: len(plan.tokens)] = coming.get()
+                coming.put(self.steps.incoming[: len(plan.tokens)])
             self._take_sampled(plan.after)
             began = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             began.record()
@@ -128,6 +132,8 @@ class CudaExecutor:
 
     def collect(self) -> StepResult:
         """The oldest step's result; waits until it has come, without holding the interpreter."""
+        # A thread begins with the first GPU, where its first call would take half a gigabyte.
+        torch.cuda.set_device(self.device)
         oldest = self._submitted.popleft()
         oldest.copied.synchronize()
         if self._clock is not None:
@@ -136,19 +142,14 @@ class CudaExecutor:
         busy_us = int(oldest.began.elapsed_time(oldest.ended) * 1e3)
         return result(oldest.step, busy_us, oldest.split, [each.numpy() for each in oldest.results])
 
-    def _coming(self, plan: Plan) -> Coming | None:
-        """The step's activations, where the stage before this one sends them."""
-        if self.pipe is None or self.part.first:
-            return None
-        hidden = self.steps.hidden
-        return self.pipe.receive(len(plan.tokens), hidden.shape[1], dtype=hidden.dtype)
-
     def _take_sampled(self, step: int) -> None:
         """Put down the ids of steps up to `step`, and others that must have come long since."""
         while self._sampled and (self._sampled[0][0] <= step or len(self._sampled) > MOST_UNTAKEN):
             _, slots, ids = self._sampled.popleft()
             (where,) = upload([slots.astype(np.int64)], self.device)
-            self.last.index_copy_(0, where, ids.get())
+            drawn = torch.empty_like(where)
+            ids.put(drawn)
+            self.last.index_copy_(0, where, drawn)
 
     def _take_changes(self, plan: Plan) -> None:
         """Slots, page tables and page copies."""
@@ -182,15 +183,13 @@ class CudaExecutor:
     def _pass_on(self, pipe: NcclPipe, plan: Plan, tokens: int) -> None:
         if self.part.last and len(plan.sample_slots):
             (slots,) = upload([plan.sample_slots.astype(np.int64)], self.device)
-            pipe.send(self.last.index_select(0, slots))
+            pipe.send_ids(self.last.index_select(0, slots))
         elif not self.part.last:
-            # A copy: the next step writes over it.
-            pipe.send(self.steps.hidden[:tokens].clone())
+            pipe.send(self.steps.hidden[:tokens])
         if self.part.first and len(plan.sample_slots):
             # Not before what these ids are made from has been sent: memory that is allocated in between has the GPU
             # finish what was launched before it.
-            ids = pipe.receive(len(plan.sample_slots), dtype=self.last.dtype)
-            self._sampled.append((plan.step, plan.sample_slots, ids))
+            self._sampled.append((plan.step, plan.sample_slots, pipe.receive_ids(len(plan.sample_slots))))
 
     def _send_back(self, step: int, began: torch.cuda.Event, split: Split | None, results: list[Tensor]) -> None:
         """Copy results on a stream of their own: the next step does not wait for it."""

@@ -10,7 +10,6 @@ from typing import Protocol
 
 import torch
 import torch.distributed as dist
-import torch.distributed._symmetric_memory as symmetric
 from torch import Tensor
 
 from workers.stage.layers import Linear, PlainLinear
@@ -53,6 +52,9 @@ class Group:
 
     def __init__(self, group: dist.ProcessGroup, tokens: int, hidden: int, dtype: torch.dtype) -> None:
         """tokens: most of a product."""
+        # Not at the top: it takes its time, and most stages are alone.
+        import torch.distributed._symmetric_memory as symmetric
+
         self.rank, self.ranks = group.rank(), group.size()
         self._group = group
         self._sum = symmetric.empty(
@@ -67,13 +69,21 @@ class Group:
             torch.mm(x, linear.weight.t(), out=out)
         else:
             torch.addmm(linear.bias, x, linear.weight.t(), out=out)
+        if out.dtype == torch.float16:
+            # Which the other does not know.
+            dist.all_reduce(out, group=self._group)
+            return out
         summed: Tensor = torch.ops.symm_mem.two_shot_all_reduce_(out, "sum", self._group.group_name)
         return summed
 
     def gather(self, x: Tensor) -> Tensor:
-        out = x.new_empty(self.ranks, *x.shape)
-        dist.all_gather_into_tensor(out, x.contiguous(), group=self._group)
-        return out
+        return gathered(self._group, x)
+
+
+def gathered(group: dist.ProcessGroup, x: Tensor) -> Tensor:
+    out = x.new_empty(group.size(), *x.shape)
+    dist.all_gather_into_tensor(out, x.contiguous(), group=group)
+    return out
 
 
 def meet(address: str, stage: int, stages: int) -> None:
