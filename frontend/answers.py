@@ -11,11 +11,9 @@ from frontend.generation import Call
 from frontend.jobs import Job
 from frontend.logprobs import chat_logprobs, completion_logprobs
 from frontend.sample import Piece, Sample
+from frontend.service import Model
 from toka.messages import Finish
-from toka.process import version
-from toka.text.vocabulary import Vocabulary
 
-FINGERPRINT = f"toka-{version()}"
 _REASONS = {Finish.NONE: None, Finish.STOP: "stop", Finish.LENGTH: "length"}
 
 
@@ -26,13 +24,14 @@ class Answer:
     whole_object: str
     chunk_object: str
 
-    def __init__(self, job: Job, call: Call, model: str, vocabulary: Vocabulary) -> None:
-        self._job, self._call, self._vocabulary = job, call, vocabulary
+    def __init__(self, job: Job, call: Call, model: Model) -> None:
+        self._job, self._call, self._vocabulary = job, call, model.vocabulary
+        self.id = job.request_id or f"{self.prefix}-{secrets.token_hex(12)}"
         self._head = {
-            "id": f"{self.prefix}-{secrets.token_hex(12)}",
+            "id": self.id,
             "created": int(time.time()),
-            "model": model,
-            "system_fingerprint": FINGERPRINT,
+            "model": model.name,
+            "system_fingerprint": model.fingerprint,
         }
         self._chunk_head = self._head | {"object": self.chunk_object}
         if job.include_usage:
@@ -49,10 +48,10 @@ class Answer:
         """What is new of a sample."""
         piece = sample.take()
         choices: list[dict[str, Any]] = []
-        if sample.index not in self._begun and (piece.text or piece.logprobs or sample.finish):
+        if sample.index not in self._begun and (piece or sample.finish):
             self._begun.add(sample.index)
             choices += self._opening(sample)
-        if piece.text or piece.logprobs:
+        if piece:
             choices.append(self._delta(sample, piece))
         if sample.finish:
             choices.append(self._closing(sample))
@@ -73,6 +72,14 @@ class Answer:
             "prompt_tokens_details": {"cached_tokens": sum(each.cached for each in generations)},
         }
 
+    def _prompt_ids(self, sample: Sample) -> dict[str, Any]:
+        """`prompt_token_ids` of the sample's prompt, where they are asked for."""
+        return {"prompt_token_ids": self._job.prompt(sample).tolist()} if self._job.token_ids else {}
+
+    def _ids(self, piece: Piece | None) -> dict[str, Any]:
+        """A choice's `token_ids`, where they are asked for."""
+        return {"token_ids": piece.ids if piece is not None else []} if self._job.token_ids else {}
+
     def _choice(self, sample: Sample, piece: Piece) -> dict[str, Any]:
         raise NotImplementedError
 
@@ -91,12 +98,12 @@ class CompletionAnswer(Answer):
     whole_object = chunk_object = "text_completion"
 
     def _choice(self, sample: Sample, piece: Piece) -> dict[str, Any]:
-        choice = self._part(sample, self._echo(sample) + piece.text, piece)
+        choice = self._part(sample, self._echo(sample) + piece.text, piece) | self._prompt_ids(sample)
         return choice | {"finish_reason": _REASONS[sample.finish]}
 
     def _opening(self, sample: Sample) -> Sequence[dict[str, Any]]:
         echo = self._echo(sample)
-        return [self._part(sample, echo, None)] if echo else []
+        return [self._part(sample, echo, None) | self._prompt_ids(sample)] if echo or self._job.token_ids else []
 
     def _delta(self, sample: Sample, piece: Piece) -> dict[str, Any]:
         return self._part(sample, piece.text, piece)
@@ -105,13 +112,14 @@ class CompletionAnswer(Answer):
         return self._part(sample, "", None) | {"finish_reason": _REASONS[sample.finish]}
 
     def _echo(self, sample: Sample) -> str:
-        return self._job.echoes[sample.index // self._job.n]
+        return self._job.echo(sample)
 
     def _part(self, sample: Sample, text: str, piece: Piece | None) -> dict[str, Any]:
         logprobs = None
         if piece is not None and self._job.params.logprobs >= 0:
             logprobs = completion_logprobs(piece, self._vocabulary, len(self._echo(sample)))
-        return {"index": sample.index, "text": text, "logprobs": logprobs, "finish_reason": None}
+        part = {"index": sample.index, "text": text, "logprobs": logprobs, "finish_reason": None}
+        return part | self._ids(piece)
 
 
 class ChatAnswer(Answer):
@@ -119,26 +127,36 @@ class ChatAnswer(Answer):
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
+    def whole(self) -> dict[str, Any]:
+        return super().whole() | self._prompt_ids(self._call.generations[0].samples[0])
+
+    def chunks(self, sample: Sample) -> list[dict[str, Any]]:
+        first = not self._begun
+        chunks = super().chunks(sample)
+        if first and chunks:
+            chunks[0] |= self._prompt_ids(sample)
+        return chunks
+
     def _choice(self, sample: Sample, piece: Piece) -> dict[str, Any]:
         return {
             "index": sample.index,
             "message": {"role": "assistant", "content": piece.text, "refusal": None},
             "logprobs": self._logprobs(piece),
             "finish_reason": _REASONS[sample.finish],
-        }
+        } | self._ids(piece)
 
     def _opening(self, sample: Sample) -> Sequence[dict[str, Any]]:
-        return [_chat_part(sample, {"role": "assistant", "content": "", "refusal": None})]
+        return [self._part(sample, {"role": "assistant", "content": "", "refusal": None}, None)]
 
     def _delta(self, sample: Sample, piece: Piece) -> dict[str, Any]:
-        return _chat_part(sample, {"content": piece.text}) | {"logprobs": self._logprobs(piece)}
+        return self._part(sample, {"content": piece.text}, piece) | {"logprobs": self._logprobs(piece)}
 
     def _closing(self, sample: Sample) -> dict[str, Any]:
-        return _chat_part(sample, {}) | {"finish_reason": _REASONS[sample.finish]}
+        return self._part(sample, {}, None) | {"finish_reason": _REASONS[sample.finish]}
 
     def _logprobs(self, piece: Piece) -> dict[str, Any] | None:
         return chat_logprobs(piece, self._vocabulary) if self._job.params.logprobs >= 0 else None
 
-
-def _chat_part(sample: Sample, delta: dict[str, Any]) -> dict[str, Any]:
-    return {"index": sample.index, "delta": delta, "logprobs": None, "finish_reason": None}
+    def _part(self, sample: Sample, delta: dict[str, Any], piece: Piece | None) -> dict[str, Any]:
+        part = {"index": sample.index, "delta": delta, "logprobs": None, "finish_reason": None}
+        return part | self._ids(piece)

@@ -40,7 +40,7 @@ class GenerationRoutes:
                 job = await self._job(body, kind)
                 del body
                 call = job.call(service.model.vocabulary)
-                answer = kind(job, call, service.model.name, service.model.vocabulary)
+                answer = kind(job, call, service.model)
                 return await self._run(request, job, call, answer)
             finally:
                 service.bodies.forget(size)

@@ -58,6 +58,10 @@ class Job:
     priority: int
     stream: bool
     include_usage: bool
+    request_id: str | None
+    """As the client calls it."""
+    token_ids: bool
+    """Whether the answer has the ids of prompts and choices."""
 
     def call(self, vocabulary: Vocabulary) -> Call:
         call = Call(self.stream)
@@ -77,8 +81,15 @@ class Job:
             )
         return call
 
+    def prompt(self, sample: Sample) -> NDArray[np.int32]:
+        return self.prompts[sample.index // self.n]
+
+    def echo(self, sample: Sample) -> str:
+        return self.echoes[sample.index // self.n]
+
     def _sample(self, number: int, index: int, vocabulary: Vocabulary) -> Sample:
-        return Sample(number, index, detokenizer(vocabulary), self.stops, self.params.logprobs >= 0)
+        text, with_logprobs = detokenizer(vocabulary), self.params.logprobs >= 0
+        return Sample(number, index, text, self.stops, with_logprobs, with_ids=self.token_ids)
 
 
 class Planner:
@@ -177,6 +188,8 @@ class Planner:
             priority=request.priority or 0,
             stream=bool(request.stream),
             include_usage=bool(request.stream_options and request.stream_options.include_usage),
+            request_id=request.request_id,
+            token_ids=bool(request.return_token_ids),
         )
 
     def _check(self, request: Sampling, card: ModelCard) -> None:

@@ -28,6 +28,11 @@ class Piece:
     logprobs: list[TokenLogprob]
     offsets: list[int]
     """Where the text of each of `logprobs` begins, in characters of the sample's text."""
+    ids: list[int]
+    """Where they are asked for: those of `logprobs`, where there are these as well."""
+
+    def __bool__(self) -> bool:
+        return bool(self.text or self.logprobs or self.ids)
 
 
 class Sample:
@@ -35,10 +40,14 @@ class Sample:
 
     Ids become text when `read` is called: at once where a stop string could end the sample (`eager`),
     else when somebody takes the text, many at a time for a slow reader.
+
+    `with_ids`: pieces have all ids that usage counts and the log-probabilities of each, also of those that
+    completed a stop string or ended the sample. Without it they have the log-probabilities of what made text.
     """
 
     __slots__ = (
         "_closed",
+        "_given",
         "_logprobs",
         "_made",
         "_offsets",
@@ -47,6 +56,7 @@ class Sample:
         "_stops",
         "_text",
         "_told",
+        "_with_ids",
         "_with_logprobs",
         "changed",
         "count",
@@ -56,7 +66,16 @@ class Sample:
         "number",
     )
 
-    def __init__(self, number: int, index: int, text: Detokenizer, stops: Sequence[str], with_logprobs: bool) -> None:
+    def __init__(
+        self,
+        number: int,
+        index: int,
+        text: Detokenizer,
+        stops: Sequence[str],
+        with_logprobs: bool,
+        *,
+        with_ids: bool = False,
+    ) -> None:
         self.number = number
         """Among the samples of its prompt ..."""
         self.index = index
@@ -69,7 +88,7 @@ class Sample:
         """Whether it is on its call's list of what changed."""
         self._text = text
         self._stops = StopFinder(stops) if stops else None
-        self._with_logprobs = with_logprobs
+        self._with_logprobs, self._with_ids = with_logprobs, with_ids
         self._logprobs: list[TokenLogprob] = []
         self._offsets: list[int] = []
         self._pieces: list[str] = []
@@ -78,7 +97,9 @@ class Sample:
         self._seen = 0
         """Characters that they completed, stop string included."""
         self._told = 0
-        """Characters that `take` gave out."""
+        """Characters that `take` gave out ..."""
+        self._given = 0
+        """... and ids."""
         self._closed = False
 
     @property
@@ -116,9 +137,16 @@ class Sample:
         text = "".join(self._pieces)
         self._pieces.clear()
         self._told += len(text)
-        whole = self.finish and not self._stopped
-        ready = len(self._offsets) if whole else bisect_left(self._offsets, self._told)
-        piece = Piece(text, self._logprobs[:ready], self._offsets[:ready])
+        ids: list[int] = []
+        if self._with_ids:
+            ids = self.ids[self._given : self.count if self.finish else self._made]
+            self._given += len(ids)
+            ready = len(ids)
+        elif self.finish and not self._stopped:
+            ready = len(self._offsets)
+        else:
+            ready = bisect_left(self._offsets, self._told)
+        piece = Piece(text, self._logprobs[:ready], self._offsets[:ready], ids)
         del self._logprobs[:ready], self._offsets[:ready]
         return piece
 
@@ -141,5 +169,7 @@ class Sample:
         """No id follows: give out what was held back."""
         self._closed = True
         self._append(self._text.flush())
+        if self._with_ids and self._with_logprobs and self.finish == Finish.STOP:
+            self._offsets.append(self._seen)
         if self._stops and not self._stops.found:
             self._pieces.append(self._stops.flush())

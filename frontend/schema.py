@@ -14,6 +14,8 @@ from msgspec import Meta, Struct
 MOST_STOPS = 16
 LONGEST_STOP = 1024
 """Characters."""
+LONGEST_NAME = 256
+"""Characters."""
 INT32 = (1 << 31) - 1
 
 Unsupported: TypeAlias = None
@@ -52,6 +54,8 @@ class Sampling(Struct, kw_only=True, forbid_unknown_fields=True):
     min_tokens: Count | None = None
     ignore_eos: bool | None = None
     priority: Annotated[int, Meta(ge=-INT32, le=INT32)] | None = None
+    return_token_ids: bool | None = None
+    request_id: Annotated[str, Meta(min_length=1, max_length=LONGEST_NAME)] | None = None
 
     # Accepted without effect.
     user: str | None = None

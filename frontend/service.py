@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
+import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,6 +18,7 @@ from frontend.parse import Bodies
 from toka.config import Config
 from toka.messages import ModelCard
 from toka.model import open_model
+from toka.process import version
 from toka.text.chat import ChatTemplate
 from toka.text.tokenize import TokenizerPool
 from toka.text.vocabulary import Vocabulary
@@ -32,6 +35,8 @@ class Model:
     pool: TokenizerPool
     vocabulary: Vocabulary
     planner: Planner
+    fingerprint: str
+    """Another one where the tokens of a seed may be others, as far as a frontend knows."""
 
 
 def load_model(config: Config) -> Model:
@@ -41,7 +46,12 @@ def load_model(config: Config) -> Model:
     chat = None if template is None else ChatTemplate(template, source.special_tokens())
     pool, vocabulary = TokenizerPool(tokenizer, chat), Vocabulary(tokenizer)
     limits = Limits(max_n=config.max_n, max_samples=config.max_samples, max_logprobs=config.max_logprobs)
-    return Model(config.served_model_name or source.name, pool, vocabulary, Planner(pool, vocabulary, limits))
+    name, planner = config.served_model_name or source.name, Planner(pool, vocabulary, limits)
+    return Model(name, pool, vocabulary, planner, _fingerprint(version(), name, config.model, config.dtype))
+
+
+def _fingerprint(*told: str) -> str:
+    return f"fp_{hashlib.sha256(json.dumps(told).encode()).hexdigest()[:12]}"
 
 
 class Service:

@@ -45,7 +45,7 @@ class Config:
     served_model_name: str = setting("", "name in the API; empty: the model's own", ("frontend", "worker"))
     weights: str = setting("auto", "random: make them up from a config", ("worker",), choices=("auto", "random"))
     dtype: str = setting(
-        "auto", "of weights and KV cache", ("worker",), choices=("auto", "float32", "bfloat16", "float16")
+        "auto", "of weights and KV cache", ("frontend", "worker"), choices=("auto", "float32", "bfloat16", "float16")
     )
     device: str = setting("auto", "where the stages run", ("worker",), choices=("auto", "cpu", "cuda"))
     max_context: int = setting(0, "most tokens of prompt and output together; 0: the model's", ("worker",), low=0)

@@ -20,8 +20,8 @@ def vocabulary() -> Vocabulary:
     return Vocabulary(demo_tokenizer())
 
 
-def sample_of(stops: list[str], logprobs: bool = False) -> Sample:
-    return Sample(0, 0, detokenizer(vocabulary()), stops, logprobs)
+def sample_of(stops: list[str], logprobs: bool = False, with_ids: bool = False) -> Sample:
+    return Sample(0, 0, detokenizer(vocabulary()), stops, logprobs, with_ids=with_ids)
 
 
 def entries(ids: list[int]) -> list[TokenLogprob]:
@@ -51,14 +51,15 @@ WORDS = st.sampled_from(["the ", "cat ", "end", ". ", "\n", "naïve", "🦜", "!
     stops=st.lists(st.sampled_from(STOPS), max_size=3),
     finish=st.sampled_from([Finish.STOP, Finish.LENGTH]),
     logprobs=st.booleans(),
+    with_ids=st.booleans(),
     data=st.data(),
 )
 def test_text_finish_and_count_do_not_depend_on_how_the_ids_arrive(
-    words: list[str], stops: list[str], finish: Finish, logprobs: bool, data: st.DataObject
+    words: list[str], stops: list[str], finish: Finish, logprobs: bool, with_ids: bool, data: st.DataObject
 ) -> None:
     ids = vocabulary().tokenizer.encode("".join(words)).ids + ([EOS] if finish == Finish.STOP else [])
     cuts = data.draw(st.lists(st.integers(0, len(ids)), max_size=len(ids)))
-    sample, pieces, given_ids = sample_of(stops, logprobs), [], 0
+    sample, pieces, given_ids = sample_of(stops, logprobs, with_ids), [], 0
     for cut in [*sorted(cuts), len(ids)]:
         if sample.finish:
             break
@@ -71,7 +72,11 @@ def test_text_finish_and_count_do_not_depend_on_how_the_ids_arrive(
     pieces.append(sample.take())
     text, ended, count = reference(ids, finish, stops)
     assert ("".join(piece.text for piece in pieces), sample.finish, sample.count) == (text, ended, count)
-    if logprobs:
+    if with_ids:
+        assert sum((piece.ids for piece in pieces), []) == ids[:count]
+        assert all([each.token for each in piece.logprobs] == piece.ids for piece in pieces) or not logprobs
+        assert all(len(piece.offsets) == len(piece.logprobs) for piece in pieces)
+    elif logprobs:
         check_logprobs(pieces, ids, text)
 
 

@@ -62,7 +62,8 @@ class CudaExecutor:
     ) -> None:
         """config, weights: of this stage's `part`, which `ranks` share; None: of a whole model."""
         device, self.sizes = weights.device, sizes
-        self.device, self.part = device, part or whole(config)
+        self.device, self._gpu = device, torch.cuda.current_device()
+        self.part = part or whole(config)
         self.pipe: NcclPipe | None = None
         """To the stages before and behind this one; None: it is alone, or is being warmed up, ..."""
         self.link: NcclPipe | None = None
@@ -133,7 +134,7 @@ class CudaExecutor:
     def collect(self) -> StepResult:
         """The oldest step's result; waits until it has come, without holding the interpreter."""
         # A thread begins with the first GPU, where its first call would take half a gigabyte.
-        torch.cuda.set_device(self.device)
+        torch.cuda.set_device(self._gpu)
         oldest = self._submitted.popleft()
         oldest.copied.synchronize()
         if self._clock is not None:
