@@ -652,9 +652,11 @@ class StageLoad(Message):
 @message(40)
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StageHello(Message):
-    """Stage to manager, before it loads anything, where it is not the replica's only one."""
+    """Stage to manager, before it loads anything, where it is not alone; again until it is answered."""
 
     stage: int
+    settings: dict[str, str]
+    """What it must have in common with the manager, where they are on several hosts."""
 
 
 @message(41)
@@ -664,3 +666,5 @@ class Meet(Message):
 
     token: str
     """Of this start of the replica."""
+    refusal: str = ""
+    """Why the stage cannot take part, in a sentence."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from toka.config import Config
-from toka.sockets import check_endpoint, is_tcp
+from toka.sockets import LAST_PORT, check_endpoint, is_tcp
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 GPU = "TOKA_GPU"
@@ -48,16 +48,22 @@ class Place:
 def own_stages(config: Config) -> range:
     """The stages of this node; ValueError, with the numbers, where the settings do not fit each other."""
     stages = config.pp_size * config.tp_size
+    if config.node_rank >= config.nodes:
+        raise ValueError(f"node_rank: {config.node_rank}, but nodes={config.nodes}, and they count from 0")
     if config.nodes == 1:
         if config.rendezvous:
             raise ValueError("rendezvous: is for nodes=2 or more")
         return range(stages)
     if not config.rendezvous:
         raise ValueError(f"rendezvous: nodes={config.nodes} need one, tcp://HOST:PORT of the host of node_rank=0")
+    if not config.keys:
+        # Whoever connects to a socket for plans would get some of them.
+        raise ValueError(f"keys: nodes={config.nodes} need them, on loopback, too (see toka-keygen)")
     if not is_tcp(check_endpoint(config.rendezvous, config.keys)):
         raise ValueError(f"rendezvous: {config.rendezvous}: expected tcp://HOST:PORT")
-    if config.node_rank >= config.nodes:
-        raise ValueError(f"node_rank: {config.node_rank}, but there are nodes={config.nodes}, from 0 on")
+    last = int(config.rendezvous.rsplit(":", 1)[1]) + 1 + stages
+    if last > LAST_PORT:
+        raise ValueError(f"rendezvous: {config.rendezvous}: the ports behind it would go to {last}")
     if config.pp_size % config.nodes:
         raise ValueError(f"nodes: {config.nodes} does not divide pp_size={config.pp_size}: a node has whole stages")
     each = stages // config.nodes

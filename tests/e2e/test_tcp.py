@@ -120,3 +120,15 @@ def test_the_stages_of_a_replica_on_two_hosts(folder: Path, private: Path, keys:
             until(lambda: not serves(url), 30, "the replica's end is noticed")
             until(lambda: serves(url), 90, f"the replica is back:\n{far.output}")
             assert ask(url) == greedy(IDS, 12)
+
+
+def test_hosts_that_do_not_agree_end_the_start(folder: Path, private: Path, keys: Path):
+    port = free_port()
+    sizes = {"pp_size": 2, "nodes": 2, "keys": keys, "model": folder, **SIZES}
+    where = {"broker": f"tcp://127.0.0.1:{port}", "rendezvous": f"tcp://127.0.0.1:{port + 10}", "restart_limit": 0}
+    first = running("workers", node_rank=0, run_dir=private / "a", **where, **sizes)
+    second = running("workers", node_rank=1, run_dir=private / "b", page_size=8, **where, **sizes)
+    with first as one, second as other:
+        for worker in (one, other):
+            assert worker.wait(60) == 1
+            assert "stage 1: its worker has page_size='8', not '16', as node_rank=0 has" in worker.output

@@ -10,6 +10,7 @@ from toka.messages import ModelCard, StageReady
 from toka.model import ModelConfig, ModelSource, open_model
 from toka.placement import take_cores
 from toka.trace import Recorder
+from workers.agreement import agreement
 from workers.endpoints import admitting
 from workers.manager.loop import Loop
 from workers.manager.pacing import Pacing
@@ -62,11 +63,11 @@ def serve(config: Config) -> None:
 
 def manage(config: Config, source: ModelSource, longest: int, context: zmq.Context[zmq.Socket[bytes]]) -> None:
     """longest: most tokens of one sequence."""
-    stages = Stages(context, config)
+    stages = Stages(context, config, agreement(config, source) if config.rendezvous else None)
     try:
         ready = stages.wait(config.start_timeout)
-    except TimeoutError:
-        process.fail(f"no stage became ready within {config.start_timeout:g} s")
+    except TimeoutError as error:
+        process.fail(str(error))
     room = limits(config, source.config, ready)
     trace = Recorder("manager", f"manager {config.replica}", on=bool(config.trace))
     trace.name_track("loop")

@@ -9,9 +9,11 @@ import sys
 
 from toka import process
 from toka.config import Config
+from toka.model import open_model
 from toka.placement import take_cores
 from toka.trace import Recorder
 from workers import endpoints
+from workers.agreement import agreement
 
 
 def main() -> None:
@@ -49,7 +51,8 @@ def serve(config: Config, stage: int) -> None:
     trace = Recorder("stage", f"stage {config.replica}.{stage}", on=bool(config.trace))
     with endpoints.admitting(context, config):
         manager = Manager(context, config, stage)
-        seat = take_seat(config, stage, manager.meet() if several else "")
+        common = agreement(config, open_model(config.model)) if config.rendezvous else {}
+        seat = take_seat(config, stage, manager.meet(common) if several else "")
         executor = build(config, process.progress, seat)
         process.progress("warming up", CAPTURED)
         warm_up(executor)
@@ -63,6 +66,7 @@ def serve(config: Config, stage: int) -> None:
             if pipe is not None:
                 pipe.close()
             trace.leave(config.run_dir)
+            manager.close()
     context.destroy()
     if several and executor.device.type == "cuda":
         # Communicators are taken down one by one, and wait for peers that are on their way out as well.

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import FileStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from workers.stage.partition import Partition
@@ -66,6 +67,15 @@ class Group:
 ALONE = Alone()
 
 
+def meeting_store(address: str, rank: int, ranks: int, seconds: float) -> Store:
+    """Where processes of torch.distributed find each other; waits so many seconds for it."""
+    if address.startswith("file://"):
+        # As a URL, a path with # or ? in it would be another one.
+        return FileStore(address.removeprefix("file://"), ranks)
+    store: Store = next(iter(rendezvous(address, rank, ranks, timeout=timedelta(seconds=seconds))))[0]
+    return store
+
+
 def join(part: Partition, address: str, backend: str, *, start: float = START, answer: float = ANSWER) -> Collective:
     """Meet the other ranks of `part`: once in a process, when it can take part in calls.
 
@@ -78,7 +88,7 @@ def join(part: Partition, address: str, backend: str, *, start: float = START, a
     if address.startswith("file:"):
         # gloo listens where the host's name points to otherwise, open to all who reach that.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    store, _, _ = next(iter(rendezvous(address, part.rank, part.ranks, timeout=timedelta(seconds=start))))
+    store = meeting_store(address, part.rank, part.ranks, start)
     store.set(f"rank {part.rank}", "is here")
     store.wait([f"rank {rank}" for rank in range(part.ranks)], timedelta(seconds=start))
     # All are here: from now on nobody has cause to be slow.

@@ -5,12 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
 from collections.abc import Iterator
 from typing import TypeVar
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from toka.config import Config
 from toka.messages import Meet, Message, Peers, Plan, StageHello, Stop
@@ -21,6 +19,9 @@ log = logging.getLogger(__name__)
 
 LOST_SECONDS = 5.0
 """For a stage to end by itself after its manager has gone: it may have said Stop."""
+HELLO_MS = 2000
+"""Between hellos: the manager that one went to may have ended before it answered."""
+POLL_MS = 200
 
 M = TypeVar("M", bound=Message)
 
@@ -28,11 +29,9 @@ M = TypeVar("M", bound=Message)
 class Manager:
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], config: Config, stage: int) -> None:
         """ValueError where a key file is bad."""
-        self.stage = stage
+        self.stage, self._config = stage, config
         self._plans, self._results = open_socket(context, zmq.PULL), open_socket(context, zmq.PUSH)
-        if config.rendezvous:
-            # On one host the supervisor sees to it that a replica begins and ends as one.
-            self._end_with(self._plans)
+        self._ended, self._watch = threading.Event(), threading.Thread()
         for socket, endpoint in (
             (self._plans, endpoints.plans(config, stage)),
             (self._results, endpoints.results(config)),
@@ -40,25 +39,45 @@ class Manager:
             prepare(socket, endpoint, config.keys)
             socket.connect(endpoint)
 
-    def _end_with(self, plans: zmq.Socket[bytes]) -> None:
-        """End the process when the manager has gone: what this stage holds is nothing to the next one."""
-        events = plans.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+    def meet(self, settings: dict[str, str]) -> str:
+        """The token of this start of the replica; waits for the manager. ValueError where it refuses this stage.
 
-        def watch() -> None:
-            recv_monitor_message(events)
-            time.sleep(LOST_SECONDS)
-            log.error("the manager is gone")
-            os._exit(1)
+        settings: what the two must have in common, where they are on several hosts. From now on this process ends
+        when such a manager has gone: what a stage holds is nothing to the next one. On one host the supervisor sees
+        to that.
+        """
+        while True:
+            self.send(StageHello(stage=self.stage, settings=settings))
+            if self._plans.poll(HELLO_MS):
+                break
+        if self._config.rendezvous:
+            events = self._plans.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+            self._watch = threading.Thread(target=self._end_with, args=(events,), daemon=True)
+            self._watch.start()
+        answer = self._wait(Meet)
+        if answer.refusal:
+            raise ValueError(answer.refusal)
+        return answer.token
 
-        threading.Thread(target=watch, daemon=True).start()
+    def _end_with(self, events: zmq.Socket[bytes]) -> None:
+        """End the process when the manager has gone."""
+        while not self._ended.is_set():
+            if events.poll(POLL_MS):
+                if not self._ended.wait(LOST_SECONDS):
+                    log.error("the manager is gone")
+                    os._exit(1)
+                break
+
+    def close(self) -> None:
+        self._ended.set()
+        if self._watch.ident is not None:
+            self._watch.join()
+            self._plans.disable_monitor()
+        self._plans.close()
+        self._results.close()
 
     def send(self, message: Message) -> None:
         send(self._results, message)
-
-    def meet(self) -> str:
-        """The token of this start of the replica; waits for the manager."""
-        self.send(StageHello(stage=self.stage))
-        return self._wait(Meet).token
 
     def peers(self) -> list[str]:
         """The inboxes of all stages, when they are ready."""
@@ -66,7 +85,8 @@ class Manager:
 
     def _wait(self, kind: type[M]) -> M:
         while not isinstance(message := parse(self._plans.recv_multipart()), kind):
-            log.warning("message dropped: too early", extra={"message": type(message).__name__})
+            if not isinstance(message, Meet):
+                log.warning("message dropped: too early", extra={"message": type(message).__name__})
         return message
 
     def plans(self) -> Iterator[Plan]:

@@ -91,7 +91,7 @@ class ZmqPipe:
 
     def send(self, step: int, x: Tensor) -> None:
         data = x.contiguous().view(torch.uint8).cpu().numpy().data
-        assert send(self._next, Activations(step=step, payload=[data])), "the next stage has thousands of steps unread"
+        self._pass_on(Activations(step=step, payload=[data]))
 
     def sampled(self, step: int) -> list[tuple[Int32, Int32]]:
         found = []
@@ -103,7 +103,11 @@ class ZmqPipe:
         return found
 
     def send_sampled(self, step: int, slots: Int32, tokens: Int32) -> None:
-        send(self._next, Sampled(step=step, slots=slots, tokens=np.ascontiguousarray(tokens, np.int32)))
+        self._pass_on(Sampled(step=step, slots=slots, tokens=np.ascontiguousarray(tokens, np.int32)))
+
+    def _pass_on(self, message: Message) -> None:
+        if not send(self._next, message):
+            raise RuntimeError("the next stage is gone")
 
     def _wait(self) -> Message:
         message = None

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from workers.stage.collective import meeting_store
 from workers.stage.layers import Linear, PlainLinear
 
 TIMEOUT = timedelta(seconds=600)
@@ -89,9 +90,8 @@ def gathered(group: dist.ProcessGroup, x: Tensor) -> Tensor:
 def meet(address: str, stage: int, stages: int) -> None:
     """Find the other stages of the replica; once in a process. All do it at the same time."""
     device = torch.device("cuda", torch.cuda.current_device())
-    dist.init_process_group(
-        "nccl", init_method=address, rank=stage, world_size=stages, timeout=TIMEOUT, device_id=device
-    )
+    store = meeting_store(address, stage, stages, TIMEOUT.total_seconds())
+    dist.init_process_group("nccl", store=store, rank=stage, world_size=stages, timeout=TIMEOUT, device_id=device)
 
 
 def neighbours(stage: int, stages: int, ranks: int) -> dist.ProcessGroup | None:
