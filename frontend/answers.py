@@ -14,7 +14,7 @@ from frontend.sample import Piece, Sample
 from frontend.service import Model
 from toka.messages import Finish
 
-_REASONS = {Finish.NONE: None, Finish.STOP: "stop", Finish.LENGTH: "length"}
+_REASONS = {Finish.NONE: None, Finish.STOP: "stop", Finish.LENGTH: "length", Finish.ABORT: "abort"}
 
 
 class Answer:
@@ -140,7 +140,7 @@ class ChatAnswer(Answer):
     def _choice(self, sample: Sample, piece: Piece) -> dict[str, Any]:
         return {
             "index": sample.index,
-            "message": {"role": "assistant", "content": piece.text, "refusal": None},
+            "message": {"role": "assistant", "content": piece.text, "refusal": None} | self._reasoning(piece),
             "logprobs": self._logprobs(piece),
             "finish_reason": _REASONS[sample.finish],
         } | self._ids(piece)
@@ -149,10 +149,16 @@ class ChatAnswer(Answer):
         return [self._part(sample, {"role": "assistant", "content": "", "refusal": None}, None)]
 
     def _delta(self, sample: Sample, piece: Piece) -> dict[str, Any]:
-        return self._part(sample, {"content": piece.text}, piece) | {"logprobs": self._logprobs(piece)}
+        delta = {"reasoning_content": piece.reasoning} if piece.reasoning else {}
+        if piece.text or not delta:
+            delta["content"] = piece.text
+        return self._part(sample, delta, piece) | {"logprobs": self._logprobs(piece)}
 
     def _closing(self, sample: Sample) -> dict[str, Any]:
         return self._part(sample, {}, None) | {"finish_reason": _REASONS[sample.finish]}
+
+    def _reasoning(self, piece: Piece) -> dict[str, Any]:
+        return {} if self._job.inside is None else {"reasoning_content": piece.reasoning or None}
 
     def _logprobs(self, piece: Piece) -> dict[str, Any] | None:
         return chat_logprobs(piece, self._vocabulary) if self._job.params.logprobs >= 0 else None

@@ -116,6 +116,8 @@ class Engine:
             self._generations[generation.id] = generation
             self._hear(generation)
             for shard in generation.shards:
+                if not shard.unfinished:
+                    break  # The call was aborted meanwhile.
                 self._submit(generation, shard)
                 sent += 1
                 if sent % SUBMITS_AT_ONCE == 0:

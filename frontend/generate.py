@@ -58,7 +58,7 @@ class GenerationRoutes:
 
     async def _run(self, request: web.Request, job: Job, call: Call, answer: Answer) -> web.StreamResponse:
         service = self._service
-        service.calls.add(call)
+        service.calls[call] = answer.id
         try:
             if any(job.max_tokens):
                 await service.engine.submit(call)
@@ -68,7 +68,7 @@ class GenerationRoutes:
             return await (_stream(request, call, answer, service) if job.stream else _whole(call, answer))
         finally:
             service.engine.close(call)
-            service.calls.remove(call)
+            del service.calls[call]
 
 
 async def _whole(call: Call, answer: Answer) -> web.StreamResponse:

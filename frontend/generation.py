@@ -150,12 +150,14 @@ class Call:
         return not self.left and not self._changed
 
     def end(self, finish: Finish) -> None:
-        """Finish all samples as they are, without the engine."""
+        """Finish all samples that have not, as they are, without the engine."""
+        self.accepted.set()
         for generation in self.generations:
             for sample in generation.samples:
-                sample.add((), finish, ())
-                self.change(sample)
-                self.finish(generation)
+                if not sample.finish:
+                    sample.add((), finish, ())
+                    self.change(sample)
+                    self.finish(generation)
 
     def fail(self, error: ApiError) -> None:
         """No more comes, because of `error`."""

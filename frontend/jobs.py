@@ -14,23 +14,22 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from frontend import chats
 from frontend.errors import ApiError, wrong
 from frontend.generation import WHOLE_DELIVERY, Call, Generation
 from frontend.sample import Sample
-from frontend.schema import ChatMessage, ChatRequest, CompletionRequest, Sampling
+from frontend.schema import ChatRequest, CompletionRequest, Sampling
 from toka.messages import ModelCard, SamplingParams
-from toka.text.chat import Message
 from toka.text.detokenize import detokenizer
+from toka.text.reasoning import ThinkSplitter, begins_inside, thinks
 from toka.text.tokenize import TokenizerPool
 from toka.text.vocabulary import Vocabulary
 
 SEED_BITS = 64
 PROMPTS_AT_ONCE = 64
-"""Prompts or messages looked at before other tasks of the event loop get their turn."""
+"""Prompts looked at before other tasks of the event loop get their turn."""
 DEFAULT_MAX_TOKENS = 16
 """Of completions, as OpenAI's; a chat may go on to the end of the context."""
-PART_SEPARATOR = "\n"
-"""Between the text parts of one message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +39,7 @@ class Limits:
     max_n: int
     max_samples: int
     max_logprobs: int
+    client_chat_template: bool
 
 
 @dataclass(slots=True, kw_only=True)
@@ -62,6 +62,8 @@ class Job:
     """As the client calls it."""
     token_ids: bool
     """Whether the answer has the ids of prompts and choices."""
+    inside: bool | None = None
+    """For models that think: whether the prompt ends within what they think."""
 
     def call(self, vocabulary: Vocabulary) -> Call:
         call = Call(self.stream)
@@ -89,7 +91,8 @@ class Job:
 
     def _sample(self, number: int, index: int, vocabulary: Vocabulary) -> Sample:
         text, with_logprobs = detokenizer(vocabulary), self.params.logprobs >= 0
-        return Sample(number, index, text, self.stops, with_logprobs, with_ids=self.token_ids)
+        think = None if self.inside is None else ThinkSplitter(self.inside)
+        return Sample(number, index, text, self.stops, with_logprobs, with_ids=self.token_ids, think=think)
 
 
 class Planner:
@@ -104,9 +107,14 @@ class Planner:
         self._check(request, card)
         echo = bool(request.echo)
         if request.best_of not in (None, request.n or 1):
-            raise wrong("best_of", "only the value of n is supported", "unsupported_parameter")
+            message = "all samples that are drawn are returned, so only the value of n is supported"
+            raise wrong("best_of", message, "unsupported_parameter")
+        if request.suffix is not None:
+            message = "text is generated behind a prompt, not between it and a suffix"
+            raise wrong("suffix", message, "unsupported_parameter")
         if echo and request.logprobs is not None:
-            raise wrong("logprobs", "log-probabilities of the prompt are not supported", "unsupported_parameter")
+            message = "log-probabilities of the prompt, which echo asks for with these, are not supported"
+            raise wrong("logprobs", message, "unsupported_parameter")
         if request.max_tokens == 0 and not echo:
             raise wrong("max_tokens", "0 is for echo alone")
         logprobs = -1 if request.logprobs is None else request.logprobs
@@ -118,29 +126,23 @@ class Planner:
 
     async def chat(self, request: ChatRequest, card: ModelCard) -> Job:
         self._check(request, card)
-        most = _chat_max_tokens(request)
-        if request.response_format not in (None, {"type": "text"}):
-            raise wrong("response_format", 'only {"type": "text"} is supported', "unsupported_parameter")
-        if request.modalities not in (None, ["text"]):
-            raise wrong("modalities", 'only ["text"] is supported', "unsupported_parameter")
-        if request.top_logprobs is not None and not request.logprobs:
-            raise wrong("top_logprobs", "needs logprobs to be true")
+        chats.check(request)
+        most = chats.max_tokens(request)
         logprobs = (request.top_logprobs or 0) if request.logprobs else -1
         self._check_logprobs("top_logprobs", logprobs, card)
         self._check_samples("n", 1, request.n)
-        if not request.messages:
-            raise wrong("messages", "at least one message is needed")
-        self._check_length("messages", sum(map(_characters, request.messages)), card)
-        messages: list[Message] = []
-        for each in request.messages:
-            messages.append(_template_message(each, f"messages[{len(messages)}]"))
-            if len(messages) % PROMPTS_AT_ONCE == 0:
-                await asyncio.sleep(0)
+        self._check_length("messages", sum(map(chats.characters, request.messages or [])), card)
+        chat = await chats.chat(request, self._limits.client_chat_template)
         try:
-            prompt = await self._pool.encode_chat(messages, request.add_generation_prompt is not False)
+            text = await self._pool.render_chat(chat.messages, chat.rendering, chat.template)
         except ValueError as error:
-            raise wrong("messages", str(error)) from None
-        return self._job(request, card, "messages", [prompt], [""], most, card.context_length, logprobs)
+            raise wrong("messages" if chat.template is None else "chat_template", str(error)) from None
+        self._check_length("messages", len(text), card)
+        prompts = await self._pool.encode([text], False)
+        job = self._job(request, card, "messages", prompts, [""], most, card.context_length, logprobs)
+        template = chat.template or (self._pool.template and self._pool.template.source)
+        job.inside = begins_inside(text, chat.begun) if thinks(template or "") else None
+        return job
 
     async def _encode(
         self, request: CompletionRequest, given: Sequence[str | list[int]], card: ModelCard, echo: bool
@@ -246,31 +248,6 @@ def _ids(prompt: Sequence[int], card: ModelCard) -> NDArray[np.int32]:
     if ids.min() < 0 or ids.max() >= card.vocab_size:
         raise wrong("prompt", f"token ids are from 0 to {card.vocab_size - 1}")
     return ids.astype(np.int32)
-
-
-def _chat_max_tokens(request: ChatRequest) -> int | None:
-    old, new = request.max_tokens, request.max_completion_tokens
-    if None not in (old, new) and old != new:
-        raise wrong("max_tokens", f"{old} differs from max_completion_tokens, {new}")
-    if 0 in (old, new):
-        raise wrong("max_tokens" if old == 0 else "max_completion_tokens", "at least 1")
-    return old if new is None else new
-
-
-def _characters(message: ChatMessage) -> int:
-    content = message.content or ""
-    return len(content) if isinstance(content, str) else sum(len(part.text) for part in content)
-
-
-def _template_message(message: ChatMessage, field: str) -> Message:
-    """The message as chat templates take it. Templates know the developer's role as the system's."""
-    content = message.content
-    if content is None:
-        raise wrong(f"{field}.content", "missing")
-    text = content if isinstance(content, str) else PART_SEPARATOR.join(part.text for part in content)
-    role = "system" if message.role == "developer" else message.role
-    optional = {"name": message.name, "tool_call_id": message.tool_call_id}
-    return {"role": role, "content": text} | {key: value for key, value in optional.items() if value is not None}
 
 
 def _room(field: str, prompt: int, most: int | None, default: int, card: ModelCard) -> int:

@@ -16,7 +16,7 @@ import msgspec
 from aiohttp import web
 
 from frontend.errors import ApiError, wrong
-from frontend.schema import CompletionRequest, Sampling
+from frontend.schema import CompletionRequest
 
 LARGE_BYTES = 262_144
 """A body larger than this is parsed off the event loop, its ids prompt by prompt."""
@@ -26,7 +26,7 @@ _UNKNOWN = re.compile(r"Object contains unknown field `(?P<field>.*?)`(?: - at `
 _WRONG = re.compile(r"(?P<message>.*) - at (?:`key` in )?`\$\.?(?P<path>.*)`", re.DOTALL)
 
 Body = bytes | bytearray
-S = TypeVar("S", bound=Sampling)
+S = TypeVar("S", bound=msgspec.Struct)
 
 
 class Bodies:
@@ -129,7 +129,7 @@ def _parse(body: Body, kind: type[S]) -> S:
         raise ApiError(400, "the body is nested too deeply", code="invalid_json") from None
 
 
-def _named(message: str, kind: type[Sampling]) -> ApiError:
+def _named(message: str, kind: type[msgspec.Struct]) -> ApiError:
     """The ApiError for what msgspec says is wrong about a field."""
     if match := _UNKNOWN.fullmatch(message):
         path = ".".join(filter(None, (match["path"], match["field"])))

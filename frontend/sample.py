@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from toka.messages import Finish
 from toka.text.detokenize import Detokenizer
+from toka.text.reasoning import ThinkSplitter
 from toka.text.stops import StopFinder
 
 
@@ -30,9 +31,11 @@ class Piece:
     """Where the text of each of `logprobs` begins, in characters of the sample's text."""
     ids: list[int]
     """Where they are asked for: those of `logprobs`, where there are these as well."""
+    reasoning: str
+    """What the model thought before `text`."""
 
     def __bool__(self) -> bool:
-        return bool(self.text or self.logprobs or self.ids)
+        return bool(self.text or self.logprobs or self.ids or self.reasoning)
 
 
 class Sample:
@@ -55,6 +58,7 @@ class Sample:
         "_seen",
         "_stops",
         "_text",
+        "_think",
         "_told",
         "_with_ids",
         "_with_logprobs",
@@ -75,6 +79,7 @@ class Sample:
         with_logprobs: bool,
         *,
         with_ids: bool = False,
+        think: ThinkSplitter | None = None,
     ) -> None:
         self.number = number
         """Among the samples of its prompt ..."""
@@ -88,6 +93,7 @@ class Sample:
         """Whether it is on its call's list of what changed."""
         self._text = text
         self._stops = StopFinder(stops) if stops else None
+        self._think = think
         self._with_logprobs, self._with_ids = with_logprobs, with_ids
         self._logprobs: list[TokenLogprob] = []
         self._offsets: list[int] = []
@@ -146,9 +152,16 @@ class Sample:
             ready = len(self._offsets)
         else:
             ready = bisect_left(self._offsets, self._told)
-        piece = Piece(text, self._logprobs[:ready], self._offsets[:ready], ids)
+        reasoning, text = self._split(text) if self._think else ("", text)
+        piece = Piece(text, self._logprobs[:ready], self._offsets[:ready], ids, reasoning)
         del self._logprobs[:ready], self._offsets[:ready]
         return piece
+
+    def _split(self, text: str) -> tuple[str, str]:
+        assert self._think is not None
+        reasoning, answer = self._think.feed(text)
+        rest = self._think.flush() if self.finish else ("", "")
+        return reasoning + rest[0], answer + rest[1]
 
     @property
     def _stopped(self) -> bool:

@@ -59,7 +59,7 @@ class Sampling(Struct, kw_only=True, forbid_unknown_fields=True):
 
     # Accepted without effect.
     user: str | None = None
-    metadata: dict[str, Any] | None = None
+    metadata: dict[str, str] | None = None
     store: bool | None = None
     service_tier: str | None = None
     safety_identifier: str | None = None
@@ -73,18 +73,25 @@ class CompletionRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
     logprobs: Count | None = None
     add_special_tokens: bool | None = None
     best_of: Positive | None = None
+    suffix: str | None = None
 
-    suffix: Unsupported = None
 
+class ContentPart(Struct, kw_only=True, forbid_unknown_fields=True):
+    type: str
+    text: str | None = None
 
-class TextPart(Struct, kw_only=True, forbid_unknown_fields=True):
-    type: Literal["text"]
-    text: str
+    # What parts of the types hold that are refused.
+    image_url: Any = None
+    input_audio: Any = None
+    video_url: Any = None
+    file: Any = None
+    refusal: Any = None
 
 
 class ChatMessage(Struct, kw_only=True, forbid_unknown_fields=True):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | list[ContentPart] | None = None
+    reasoning_content: str | None = None
     name: str | None = None
     tool_call_id: str | None = None
 
@@ -102,6 +109,9 @@ class ChatRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
     logprobs: bool | None = None
     top_logprobs: Count | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     response_format: dict[str, Any] | None = None
     modalities: list[str] | None = None
 

@@ -11,8 +11,10 @@ import zmq
 from aiohttp import web
 
 from frontend.app import make_app
+from frontend.batch_runner import running_batches
 from frontend.engine import Engine
 from frontend.errors import ApiError
+from frontend.in_process import InProcess
 from frontend.service import Service, load_model
 from toka.config import Config
 from toka.listen import BACKLOG, Sockets, inherited, listen
@@ -55,6 +57,8 @@ async def serve(config: Config, number: int = 0) -> None:
         with contextlib.suppress(asyncio.CancelledError):
             await engine
         context.term()
+        if service.store is not None:
+            service.store.close()
 
 
 async def _run(service: Service, runner: web.AppRunner) -> None:
@@ -63,8 +67,10 @@ async def _run(service: Service, runner: web.AppRunner) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    ready(await _open(service, runner))
-    await stop.wait()
+    assert runner.server is not None, "it was set up"
+    async with running_batches(service, InProcess(runner.server)):
+        ready(await _open(service, runner))
+        await stop.wait()
     await _drain(service)
 
 

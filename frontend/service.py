@@ -15,6 +15,7 @@ from frontend.errors import ApiError
 from frontend.generation import Call
 from frontend.jobs import Limits, Planner
 from frontend.parse import Bodies
+from frontend.store import Store
 from toka.config import Config
 from toka.messages import ModelCard
 from toka.model import open_model
@@ -37,17 +38,25 @@ class Model:
     planner: Planner
     fingerprint: str
     """Another one where the tokens of a seed may be others, as far as a frontend knows."""
+    special_tokens: dict[str, str]
 
 
 def load_model(config: Config) -> Model:
     """Find and read the tokenizer and the chat template. ValueError, in one sentence, where that fails."""
     source = open_model(config.model)
     tokenizer, template = source.tokenizer(), source.chat_template()
-    chat = None if template is None else ChatTemplate(template, source.special_tokens())
+    special = source.special_tokens()
+    chat = None if template is None else ChatTemplate(template, special)
     pool, vocabulary = TokenizerPool(tokenizer, chat), Vocabulary(tokenizer)
-    limits = Limits(max_n=config.max_n, max_samples=config.max_samples, max_logprobs=config.max_logprobs)
+    limits = Limits(
+        max_n=config.max_n,
+        max_samples=config.max_samples,
+        max_logprobs=config.max_logprobs,
+        client_chat_template=config.client_chat_template,
+    )
     name, planner = config.served_model_name or source.name, Planner(pool, vocabulary, limits)
-    return Model(name, pool, vocabulary, planner, _fingerprint(version(), name, config.model, config.dtype))
+    fingerprint = _fingerprint(version(), name, config.model, config.dtype)
+    return Model(name, pool, vocabulary, planner, fingerprint, special)
 
 
 def _fingerprint(*told: str) -> str:
@@ -55,7 +64,7 @@ def _fingerprint(*told: str) -> str:
 
 
 class Service:
-    """The state of one frontend."""
+    """The state of one frontend. ValueError, in one sentence, where data_dir cannot be used."""
 
     def __init__(self, config: Config, engine: Engine, number: int) -> None:
         self.config = config
@@ -63,9 +72,13 @@ class Service:
         self.engine = engine
         self.bodies = Bodies(config.max_body_bytes, config.body_bytes)
         self.started = int(time.time())
+        self.store = Store(config.data_dir) if config.data_dir else None
+        """Of files and batches; None where they are off."""
+        self.batch_news = asyncio.Event()
+        """Set where a batch was created or cancelled."""
         self.draining = False
-        self.calls: set[Call] = set()
-        """Those that are being answered."""
+        self.calls: dict[Call, str] = {}
+        """Those that are being answered, each with the id of its answer."""
         self.idle = asyncio.Event()
         """Set while no request is being served."""
         self.idle.set()

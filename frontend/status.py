@@ -26,7 +26,7 @@ class StatusRoutes:
             return _unavailable(reason or f"no replica answered within {HEALTH_SECONDS:g} s")
         state = self._service.engine.state
         assert state is not None, "a pong came through the broker"
-        return _json(
+        return json_response(
             {
                 "status": "ok",
                 "frontend": self._service.number,
@@ -42,15 +42,15 @@ class StatusRoutes:
     async def ready(self, request: web.Request) -> web.Response:
         """200 if a new request would run; asks nobody."""
         reason = self._service.unavailable
-        return _unavailable(reason) if reason else _json({"status": "ok", "frontend": self._service.number})
+        return _unavailable(reason) if reason else json_response({"status": "ok", "frontend": self._service.number})
 
     async def models(self, request: web.Request) -> web.Response:
-        return _json({"object": "list", "data": [self._model(self._service.model.name)]})
+        return json_response({"object": "list", "data": [self._model(self._service.model.name)]})
 
     async def model(self, request: web.Request) -> web.Response:
         name = request.match_info["name"]
         self._service.check_name(name)
-        return _json(self._model(name))
+        return json_response(self._model(name))
 
     def _model(self, name: str) -> dict[str, Any]:
         card = self._service.engine.card
@@ -58,11 +58,11 @@ class StatusRoutes:
         return model | ({"max_model_len": card.context_length} if card else {})
 
 
-def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
+def json_response(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
     body = msgspec.json.encode(value)
     return web.Response(body=body, status=status, headers=headers, content_type="application/json")
 
 
 def _unavailable(reason: str) -> web.Response:
     error = ApiError(503, reason, retry_after=RETRY_SECONDS)
-    return _json({"status": "unavailable", "reason": reason} | error.body, 503, error.headers)
+    return json_response({"status": "unavailable", "reason": reason} | error.body, 503, error.headers)

@@ -58,7 +58,13 @@ class Config:
     max_n: int = setting(1024, "most samples of one prompt", ("frontend",), low=1)
     max_samples: int = setting(16_384, "most samples of one request, all its prompts together", ("frontend",), low=1)
     body_bytes: int = setting(2048 * MIB, "most bytes of bodies that a frontend holds", ("frontend",), low=1024)
+    client_chat_template: bool = setting(False, "let requests bring a chat template of their own", ("frontend",))
     ping_seconds: float = setting(15.0, "silence on a stream before a comment line is sent", ("frontend",), low=0.01)
+
+    # Files and batches
+    data_dir: str = setting("", "folder for files and batches; empty: there are none", ("frontend",))
+    max_file_size: int = setting(10 << 30, "largest file that is taken, in bytes", ("frontend",), low=1)
+    batch_items: int = setting(4096, "requests of batches that are in the engine at once", ("frontend",), low=1)
 
     # Processes
     broker: str = setting("", "the broker's address, ipc://PATH or tcp://HOST:PORT; `toka` chooses one")

@@ -38,6 +38,14 @@ def frontend(running: tuple[EnginePeer, FrontendProcess], peer: EnginePeer) -> F
 
 
 @pytest.fixture
+def open_server(peer: EnginePeer) -> Iterator[FrontendProcess]:
+    """One that takes chat templates of clients."""
+    with FrontendProcess(peer.endpoint, "client_chat_template=true") as frontend:
+        frontend.wait_until_serving()
+        yield frontend
+
+
+@pytest.fixture
 def http(frontend: FrontendProcess) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=frontend.url, timeout=30) as client:
         yield client

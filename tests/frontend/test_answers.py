@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import httpx
@@ -107,6 +108,19 @@ def test_seeds_are_drawn_where_none_is_given(http: httpx.Client, peer: EnginePee
         http.post("/v1/completions", json={"prompt": ["x", "y"], "max_tokens": 1})
     works = [decode(submit.payload) for submit in peer.of(Submit)]
     assert len({work.params.seed for work in works if isinstance(work, Work)}) == 4
+
+
+def test_the_fingerprint_is_that_of_model_and_settings(frontend: FrontendProcess, peer: EnginePeer) -> None:
+    def fingerprints(url: str) -> set[str]:
+        bodies: list[dict[str, Any]] = [{"prompt": "x", "max_tokens": 1, "seed": seed} for seed in (1, 2)]
+        return {httpx.post(f"{url}/v1/completions", json=body).json()["system_fingerprint"] for body in bodies}
+
+    (here,) = fingerprints(frontend.url)
+    assert re.fullmatch("fp_[0-9a-f]{12}", here)
+    for setting, same in (("port=0", True), ("dtype=bfloat16", False), ("served_model_name=other", False)):
+        with FrontendProcess(peer.endpoint, setting) as other:
+            other.wait_until_serving()
+            assert (fingerprints(other.url) == {here}) is same
 
 
 def test_a_group_of_samples_is_sharded(http: httpx.Client, peer: EnginePeer) -> None:

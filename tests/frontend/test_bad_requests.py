@@ -78,6 +78,12 @@ BOTH: list[tuple[str, Any, str]] = [
     ("request_id", "", "request_id"),
     ("request_id", 5, "request_id"),
     ("user", 5, "user"),
+    ("metadata", {"a": 5}, "metadata[...]"),
+    ("metadata", "a", "metadata"),
+    ("store", "yes", "store"),
+    ("service_tier", 5, "service_tier"),
+    ("safety_identifier", True, "safety_identifier"),
+    ("prompt_cache_key", [], "prompt_cache_key"),
     ("model", 5, "model"),
     ("nonsense", 1, "nonsense"),
     ("nonsense", None, "nonsense"),
@@ -127,6 +133,19 @@ CHATS: list[tuple[str, Any, str]] = [
         [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
         "messages[0].content[0].type",
     ),
+    ("messages", [{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text"),
+    (
+        "messages",
+        [{"role": "user", "content": [{"type": "text", "text": "a", "mood": 1}]}],
+        "messages[0].content[0].mood",
+    ),
+    ("messages", [{"role": "system"}], "messages[0].content"),
+    ("messages", [{"role": "tool", "tool_call_id": "1"}], "messages[0].content"),
+    ("continue_final_message", True, "continue_final_message"),
+    ("continue_final_message", 1, "continue_final_message"),
+    ("chat_template", "{{ messages }}", "chat_template"),
+    ("chat_template_kwargs", {"messages": []}, "chat_template_kwargs.messages"),
+    ("chat_template_kwargs", [], "chat_template_kwargs"),
     (
         "messages",
         [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [{"id": "1"}]}],
@@ -189,12 +208,17 @@ def test_chats_name_the_field(http: httpx.Client, field: str, value: Any, param:
         (rb'{"prompt": ["ok", "\udc00"]}', "prompt[1]"),
         (rb'{"prompt": "a", "\ud800": 1}', "body"),
         (b'{"prompt": ' + DEEP.encode(), "prompt[0][0]"),
-        (b'{"metadata": {"a": ' + DEEP.encode() + b"}}", None),
-        (b'{"metadata": {"a": ' + b'{"a":' * 100_000 + b"}}", None),
+        (b'{"metadata": {"a": ' + DEEP.encode() + b"}}", "metadata[...]"),
     ],
 )
 def test_what_json_cannot_hold(http: httpx.Client, body: bytes, param: str | None) -> None:
     said(http.post("/v1/completions", content=body), 400, param)
+
+
+def test_a_chat_nested_too_deeply(http: httpx.Client) -> None:
+    for deep in (DEEP, '{"a":' * 100_000):
+        body = '{"chat_template_kwargs": {"a": ' + deep + "}}"
+        said(http.post("/v1/chat/completions", content=body), 400, None)
 
 
 def test_an_unknown_model_is_404_and_the_known_names_are_not(http: httpx.Client) -> None:
@@ -284,6 +308,18 @@ def test_what_is_accepted_without_effect(http: httpx.Client) -> None:
     assert http.post("/v1/chat/completions", json=CHAT | fields | absent | more).status_code == 200
     headers = {"Content-Type": "text/plain", "Authorization": "Bearer anything"}
     assert http.post("/v1/completions", content=json.dumps(COMPLETION), headers=headers).status_code == 200
+
+
+def test_what_is_refused_says_why(http: httpx.Client) -> None:
+    for field, value, why in (
+        ("best_of", 2, "all samples that are drawn are returned"),
+        ("suffix", "end", "behind a prompt"),
+        ("logprobs", 1, "log-probabilities of the prompt"),
+    ):
+        answer = http.post("/v1/completions", json=COMPLETION | {"echo": True, field: value})
+        error = said(answer, 400, field)
+        assert why in error["message"] and error["code"] == "unsupported_parameter"
+    assert http.post("/v1/completions", json=COMPLETION | {"n": 2, "best_of": 2}).status_code == 200
 
 
 def test_nothing_wrong_reaches_the_engine(http: httpx.Client, peer: EnginePeer) -> None:

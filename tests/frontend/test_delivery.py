@@ -18,7 +18,7 @@ from frontend.generation import WHOLE_DELIVERY, Call, Generation
 from frontend.sample import Sample
 from tests.support.demo import peer_text
 from tests.support.engine_peer import EnginePeer
-from toka.messages import Accepted, Resume, SamplingParams, Submit, Work, decode
+from toka.messages import Accepted, Finish, Resume, SamplingParams, Submit, Work, decode
 
 
 class Silent:
@@ -124,3 +124,15 @@ async def test_only_so_many_are_asked_for_at_once(hasty: None, monkeypatch: pyte
             await asyncio.to_thread(peer.wait_for, Resume, 6)
             assert len({resume.request for resume in peer.of(Resume)}) == 6
             engine.close(many)
+
+
+async def test_what_was_aborted_while_it_was_sent_is_sent_no_further() -> None:
+    with EnginePeer() as peer:
+        async with serving(peer) as engine:
+            calls = aborted, other = call(1, prompts=2), call(1)
+            aborted.end(Finish.ABORT)
+            for each in calls:
+                await engine.submit(each)
+                await each.wait_accepted()
+                engine.close(each)
+            assert [submit.request for submit in peer.of(Submit)] == [other.generations[0].id] and not len(engine)

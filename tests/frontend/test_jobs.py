@@ -15,7 +15,7 @@ from toka.text.vocabulary import Vocabulary
 
 async def test_others_get_their_turn_while_a_long_chat_is_looked_at() -> None:
     tokenizer = demo_tokenizer()
-    limits = Limits(max_n=1, max_samples=1, max_logprobs=0)
+    limits = Limits(max_n=1, max_samples=1, max_logprobs=0, client_chat_template=False)
     planner = Planner(TokenizerPool(tokenizer, None), Vocabulary(tokenizer), limits)
     messages = [ChatMessage(role="user", content="") for _ in range(2000)] + [ChatMessage(role="user")]
     chat, turns = asyncio.create_task(planner.chat(ChatRequest(messages=messages), CARD)), 0

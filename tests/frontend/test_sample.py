@@ -73,7 +73,7 @@ def test_text_finish_and_count_do_not_depend_on_how_the_ids_arrive(
     text, ended, count = reference(ids, finish, stops)
     assert ("".join(piece.text for piece in pieces), sample.finish, sample.count) == (text, ended, count)
     if with_ids:
-        assert sum((piece.ids for piece in pieces), []) == ids[:count]
+        assert [number for piece in pieces for number in piece.ids] == ids[:count]
         assert all([each.token for each in piece.logprobs] == piece.ids for piece in pieces) or not logprobs
         assert all(len(piece.offsets) == len(piece.logprobs) for piece in pieces)
     elif logprobs:

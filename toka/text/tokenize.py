@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from toka.text.chat import ChatTemplate, Message
+from toka.text.chat import NEW_TURN, ChatTemplate, Message, Rendering
 
 Ids = NDArray[np.int32]
 T = TypeVar("T")
@@ -42,15 +42,23 @@ class TokenizerPool:
             ids += await self._run(partial(self._all_ids, turn, add_special_tokens))
         return ids
 
-    async def encode_chat(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> Ids:
-        """The ids of a rendered chat; the template writes the special tokens itself.
+    async def render_chat(
+        self, messages: Sequence[Message], rendering: Rendering = NEW_TURN, source: str | None = None
+    ) -> str:
+        """A chat as text, by the template `source` where one is given; to be encoded without special tokens, which
+        the template writes itself.
 
         Raises ValueError where there is no template or it refuses the messages.
         """
         template = self.template
         if template is None:
             raise ValueError("the model has no chat template; use /v1/completions")
-        return await self._run(lambda: self._ids(template.render(messages, add_generation_prompt), False))
+
+        def render() -> str:
+            chosen = template if source is None else ChatTemplate(source, template.special_tokens)
+            return chosen.render(messages, rendering)
+
+        return await self._run(render)
 
     async def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids`, special tokens written out."""

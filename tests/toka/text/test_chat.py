@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.tiny import tiny_config
 from toka.model import open_model
-from toka.text.chat import ChatTemplate
+from toka.text.chat import ChatTemplate, Rendering
 
 QWEN = """
 {%- if messages[0]['role'] == 'system' %}
@@ -121,7 +121,7 @@ def test_the_text_is_the_one_transformers_renders(
     assert source is not None
     theirs = AutoTokenizer.from_pretrained(folder)
     special = open_model(str(folder)).special_tokens()
-    ours = ChatTemplate(source, special).render(chat, prompt)
+    ours = ChatTemplate(source, special).render(chat, Rendering(add_generation_prompt=prompt))
     assert ours == theirs.apply_chat_template(chat, chat_template=source, tokenize=False, add_generation_prompt=prompt)
 
 
@@ -139,6 +139,12 @@ def test_what_a_template_refuses_is_said() -> None:
         "{% for i in range(10**9) %}{% endfor %}",
         "{{ messages[0]['content'] + 1 }}",
         "{{ messages[99].role.upper() }}",
+        "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(200) }}",
+        "{% set text = 'x' * 100000 %}{% for i in range(100000) %}{{ text }}{% endfor %}",
+        "{{ 'x' * 1000000000 }}",
+        "{{ 1000000000 * [messages] }}",
+        "{{ 10 ** 10 ** 10 }}",
     ],
 )
 def test_a_template_reaches_nothing_and_fails_in_one_sentence(source: str) -> None:
@@ -149,3 +155,47 @@ def test_a_template_reaches_nothing_and_fails_in_one_sentence(source: str) -> No
 def test_a_template_that_is_none_is_named() -> None:
     with pytest.raises(ValueError, match="the chat template is wrong"):
         ChatTemplate("{% for %}", {})
+
+
+CONTINUED = [*CHATS[2], {"role": "user", "content": "Tell me"}, {"role": "assistant", "content": "Once upon "}]
+
+
+@pytest.mark.parametrize("content", ["Once upon ", "Once\n\n", "<think>\nhm"])
+@pytest.mark.parametrize("template", [QWEN, LLAMA, "demo"])
+def test_a_last_message_is_continued_as_transformers_does(template: str, content: str, folder: Path) -> None:
+    from transformers import AutoTokenizer
+
+    source = open_model("").chat_template() if template == "demo" else template
+    assert source is not None
+    chat: list[dict[str, Any]] = [*CONTINUED[:-1], {"role": "assistant", "content": content}]
+    theirs = AutoTokenizer.from_pretrained(folder)
+    ours = ChatTemplate(source, open_model(str(folder)).special_tokens())
+    text = ours.render(chat, Rendering(add_generation_prompt=False, continue_final_message=True))
+    expected = theirs.apply_chat_template(
+        chat, chat_template=source, tokenize=False, add_generation_prompt=False, continue_final_message=True
+    )
+    assert text == expected
+
+
+@pytest.mark.parametrize("content", [" ", ""])
+def test_nothing_is_continued_behind_the_whole_header(content: str) -> None:
+    rendering = Rendering(add_generation_prompt=False, continue_final_message=True)
+    text = ChatTemplate(LLAMA, {}).render([*CONTINUED[:-1], {"role": "assistant", "content": content}], rendering)
+    assert text == ChatTemplate(LLAMA, {}).render(CONTINUED[:-1])
+
+
+def test_the_developer_is_the_system_where_the_template_knows_none() -> None:
+    template, said = "{% for each in messages %}{{ each.role }}{% endfor %}", [{"role": "developer", "content": "x"}]
+    assert ChatTemplate(template, {}).render(said) == "system"
+    assert ChatTemplate(template + "{# developer #}", {}).render(said) == "developer"
+
+
+def test_a_template_that_leaves_the_last_message_out_cannot_continue_it() -> None:
+    with pytest.raises(ValueError, match="leaves out the message"):
+        ChatTemplate("x", {}).render(CONTINUED, Rendering(continue_final_message=True))
+
+
+def test_variables_reach_the_template() -> None:
+    template = ChatTemplate(QWEN, {})
+    text = template.render(CHATS[0], Rendering(variables={"enable_thinking": False}))
+    assert text == template.render(CHATS[0]) + "<think>\n\n</think>\n\n"

@@ -36,8 +36,10 @@ async def test_ids_equal_those_of_transformers(source: ModelSource, pool: Tokeni
     for special in (True, False):
         ours = await pool.encode(texts, special)
         assert [ids.tolist() for ids in ours] == [theirs.encode(text, add_special_tokens=special) for text in texts]
-    rendered = theirs.apply_chat_template(CHAT, tokenize=True, add_generation_prompt=True, return_dict=False)
-    assert (await pool.encode_chat(CHAT)).tolist() == rendered
+    text = await pool.render_chat(CHAT)
+    assert text == theirs.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True)
+    (ids,) = await pool.encode([text], False)
+    assert ids.tolist() == theirs.apply_chat_template(CHAT, add_generation_prompt=True, return_dict=False)
 
 
 async def test_ids_give_their_text_back(pool: TokenizerPool) -> None:
@@ -47,7 +49,7 @@ async def test_ids_give_their_text_back(pool: TokenizerPool) -> None:
 
 async def test_a_model_without_a_template_has_no_chat(source: ModelSource) -> None:
     with pytest.raises(ValueError, match="no chat template"):
-        await TokenizerPool(source.tokenizer(), None, threads=1).encode_chat(CHAT)
+        await TokenizerPool(source.tokenizer(), None, threads=1).render_chat(CHAT)
 
 
 async def test_the_loop_goes_on_and_others_get_their_turn(pool: TokenizerPool) -> None:
