@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-_TYPES = {429: "rate_limit_error", 503: "service_unavailable", 500: "server_error", 501: "server_error", 502: "server_error"}
+_TYPES = {
+    429: "rate_limit_error",
+    503: "service_unavailable",
+    500: "server_error",
+    501: "server_error",
+    502: "server_error",
+}
 
 
 class ApiError(Exception):
