@@ -20,7 +20,7 @@ from toka.config import Config
 from toka.folders import check_private
 from toka.messages import Frame
 from toka.process import ready
-from toka.sockets import Port, check_endpoint, is_tcp, open_socket, prepare, unlink, worker_endpoint
+from toka.sockets import Port, check_endpoint, is_tcp, listen, open_socket, unlink, worker_endpoint
 
 Receive = Callable[[Broker, bytes, Sequence[Frame]], None]
 
@@ -71,11 +71,7 @@ def bind(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, keys: str = "")
     if endpoint.startswith("ipc://"):
         _check_path(Path(endpoint.removeprefix("ipc://")))
     router = open_socket(context, zmq.ROUTER)
-    prepare(router, endpoint, keys, server=True)
-    try:
-        router.bind(endpoint)
-    except zmq.ZMQError as error:
-        raise ValueError(f"cannot listen at {endpoint}: {error.strerror}") from None
+    listen(router, endpoint, keys)
     return router
 
 

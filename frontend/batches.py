@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Literal
 
 from aiohttp import web
 from msgspec import Meta, Struct
@@ -13,7 +13,8 @@ from frontend.files import LEAST_EXPIRY, MOST_EXPIRY
 from frontend.parse import parse
 from frontend.records import Batch, Progress, new_id, now
 from frontend.service import Service
-from frontend.stored import answer, checked_query, limit_of, opened, page, stored
+from frontend.status import json_response
+from frontend.stored import checked_query, limit_of, opened, page, stored
 
 ENDPOINTS = ("/v1/responses", "/v1/chat/completions", "/v1/embeddings", "/v1/completions", "/v1/moderations")
 """Those that OpenAI has batches for; here, where the server has them."""
@@ -47,7 +48,7 @@ class BatchRoutes:
 
     async def create(self, request: web.Request) -> web.Response:
         store = opened(self._service)
-        asked: _Create = await parse(await request.read(), cast(Any, _Create))
+        asked: _Create = await parse(await request.read(), _Create)
         served = {each.resource.canonical for each in request.app.router.routes() if each.resource is not None}
         endpoints = [each for each in ENDPOINTS if each in served]
         if asked.endpoint not in endpoints:
@@ -69,7 +70,7 @@ class BatchRoutes:
         if not await stored(store, store.add_batch, batch, progress):
             raise wrong("input_file_id", f"there is no file {asked.input_file_id!r} with the purpose batch")
         self._service.batch_news.set()
-        return answer(batch)
+        return json_response(batch)
 
     async def list(self, request: web.Request) -> web.Response:
         store = opened(self._service)
@@ -82,7 +83,7 @@ class BatchRoutes:
 
     async def retrieve(self, request: web.Request) -> web.Response:
         store, name = opened(self._service), request.match_info["batch"]
-        return answer(_found(name, await stored(store, store.batch, name)))
+        return json_response(_found(name, await stored(store, store.batch, name)))
 
     async def cancel(self, request: web.Request) -> web.Response:
         store, name = opened(self._service), request.match_info["batch"]
@@ -90,7 +91,7 @@ class BatchRoutes:
         if batch.status not in ("cancelling", "cancelled"):
             raise ApiError(409, f"batch {name!r} is {batch.status} and cannot be cancelled", code="batch_not_active")
         self._service.batch_news.set()
-        return answer(batch)
+        return json_response(batch)
 
 
 def _cancel(batch: Batch, progress: Progress) -> None:

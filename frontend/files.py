@@ -13,8 +13,9 @@ from aiohttp.http import HttpProcessingError
 from frontend.errors import ApiError, wrong
 from frontend.records import File, new_id, now
 from frontend.service import Service
+from frontend.status import json_response
 from frontend.store import PART, explain
-from frontend.stored import answer, checked_query, limit_of, opened, page, stored
+from frontend.stored import checked_query, limit_of, opened, page, stored
 
 PIECE_BYTES = 1 << 20
 """Written to disk at once."""
@@ -59,7 +60,7 @@ class FileRoutes:
             raise ApiError(400, f"the body is no form: {' '.join(str(error).split())}", code="invalid_body") from None
         finally:
             content.unlink(missing_ok=True)
-        return answer(file)
+        return json_response(file)
 
     async def list(self, request: web.Request) -> web.Response:
         store = opened(self._service)
@@ -75,13 +76,13 @@ class FileRoutes:
         return page(files, limit)
 
     async def retrieve(self, request: web.Request) -> web.Response:
-        return answer(await self._file(request))
+        return json_response(await self._file(request))
 
     async def delete(self, request: web.Request) -> web.Response:
         store, file = opened(self._service), await self._file(request)
         if batch := await stored(store, store.delete_file, file.id):
             raise ApiError(409, f"file {file.id!r} is read by {batch}, which is not over", code="file_in_use")
-        return answer({"id": file.id, "object": "file", "deleted": True})
+        return json_response({"id": file.id, "object": "file", "deleted": True})
 
     async def content(self, request: web.Request) -> web.FileResponse:
         file = await self._file(request)

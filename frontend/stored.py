@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
-import msgspec
 from aiohttp import web
 
 from frontend.errors import ApiError, wrong
 from frontend.records import Batch, File
 from frontend.service import Service
+from frontend.status import json_response
 from frontend.store import Store, explain
 
 P = ParamSpec("P")
@@ -52,8 +52,4 @@ def page(found: Sequence[File | Batch], limit: int) -> web.Response:
     data = found[:limit]
     ids = [each.id for each in data]
     ends = {"first_id": ids[0] if ids else None, "last_id": ids[-1] if ids else None}
-    return answer({"object": "list", "data": data, "has_more": len(found) > limit} | ends)
-
-
-def answer(value: Any) -> web.Response:
-    return web.Response(body=msgspec.json.encode(value), content_type="application/json")
+    return json_response({"object": "list", "data": data, "has_more": len(found) > limit} | ends)

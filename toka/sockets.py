@@ -166,6 +166,16 @@ def parse(frames: Sequence[Frame]) -> Message | None:
         return None
 
 
+def listen(socket: zmq.Socket[bytes], endpoint: str, keys: str) -> str:
+    """Bind `socket`, and say where it is then; ValueError where that cannot be, or for a bad key file."""
+    prepare(socket, endpoint, keys, server=True)
+    try:
+        socket.bind(endpoint)
+    except zmq.ZMQError as error:
+        raise ValueError(f"cannot listen at {endpoint}: {error.strerror}") from None
+    return socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+
 class Seldom:
     """A warning about what may happen thousands of times: logged the first time, and then once a minute at most."""
 

@@ -16,7 +16,7 @@ import zmq
 
 from toka.config import Config
 from toka.keys import ZAP_ENDPOINT, Whitelist
-from toka.sockets import Seldom, open_socket, prepare
+from toka.sockets import Seldom, open_socket
 
 POLL_MS = 200
 
@@ -51,16 +51,6 @@ def inbox(config: Config, stage: int) -> str:
         facing.connect(address)
         own = str(facing.getsockname()[0])
     return f"tcp://[{own}]:*" if ":" in own else f"tcp://{own}:*"
-
-
-def bind(socket: zmq.Socket[bytes], endpoint: str, keys: str) -> str:
-    """Bind `socket`; where it is then. ValueError where that cannot be, or a key file is bad."""
-    prepare(socket, endpoint, keys, server=True)
-    try:
-        socket.bind(endpoint)
-    except zmq.ZMQError as error:
-        raise ValueError(f"cannot bind {endpoint}: {error.strerror}") from None
-    return str(socket.getsockopt_string(zmq.LAST_ENDPOINT))
 
 
 @contextlib.contextmanager

@@ -48,7 +48,7 @@ class Stages:
         self._plans = [sockets.open_socket(context, zmq.PUSH) for _ in range(count)]
         self._endpoints = [endpoints.results(config), *(endpoints.plans(config, stage) for stage in range(count))]
         for socket, endpoint in zip([self.results, *self._plans], self._endpoints):
-            endpoints.bind(socket, endpoint, config.keys)
+            sockets.listen(socket, endpoint, config.keys)
         self._settings, self._token = settings or {}, secrets.token_hex(8)
         self._folder = Path(config.run_dir)
         self._forget_meetings()

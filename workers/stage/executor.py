@@ -41,7 +41,8 @@ class Executor:
     def execute(self, plan: Plan) -> StepResult | None:
         """The step's result, from a stage that samples."""
         began = time.perf_counter()
-        self.slots.set_up(plan)
+        if self.part.last:
+            self.slots.set_up(plan)
         self.table[self._index(plan.table_slots), self._index(plan.table_indices)] = self._copy(plan.table_pages)
         if len(plan.copies):
             sources, targets = plan.copies.reshape(-1, 2).T

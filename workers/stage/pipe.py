@@ -15,7 +15,7 @@ from torch import Tensor
 
 from toka.config import Config
 from toka.messages import Activations, Int32, Message, Sampled
-from toka.sockets import open_socket, parse, prepare, send, unlink
+from toka.sockets import listen, open_socket, parse, prepare, send, unlink
 from workers import endpoints
 from workers.stage.partition import Seat
 
@@ -72,7 +72,7 @@ class ZmqPipe:
         self._seat, self._keys = seat, config.keys
         self._hidden, self._dtype, self._device = hidden, dtype, device
         self._inbox, self._next = open_socket(context, zmq.PULL), open_socket(context, zmq.PUSH)
-        self.endpoint = endpoints.bind(self._inbox, endpoints.inbox(config, seat.stage), config.keys)
+        self.endpoint = listen(self._inbox, endpoints.inbox(config, seat.stage), config.keys)
         self._given = 0
         """The last step whose ids were given."""
 
