@@ -72,6 +72,12 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int = -1
     """-1: none; 0: of the chosen token; k: also of the k most likely."""
+    prompt_logprobs: int = -1
+    """As `logprobs`, of every id of the prompt but the first."""
+    grammar: str = ""
+    """What the output has to match, as llguidance takes it (JSON); empty: anything."""
+    grammar_after: int = -1
+    """The output's first id after which the grammar begins (the end of a think block); -1: it begins at once."""
 
     @property
     def penalised(self) -> bool:

@@ -122,7 +122,7 @@ class Running:
 
     def left(self) -> list[str]:
         """What it has started and that still runs though it ended."""
-        return [" ".join(each.cmdline()) for each in self._seen.values() if _runs(each)]
+        return [title for each in self._seen.values() if (title := _title(each))]
 
     def end(self) -> None:
         """Kill whatever is left."""
@@ -135,11 +135,12 @@ class Running:
                 each.kill()
 
 
-def _runs(process: psutil.Process) -> bool:
+def _title(process: psutil.Process) -> str:
+    """What `ps` calls a process that runs; empty where it has ended, reaped or not."""
     try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        return " ".join(process.cmdline()) if process.is_running() else ""
     except psutil.NoSuchProcess:
-        return False
+        return ""
 
 
 @contextlib.contextmanager
