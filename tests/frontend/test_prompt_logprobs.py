@@ -128,8 +128,16 @@ def test_one_shard_has_the_prompt_scored(http: httpx.Client, peer: EnginePeer, s
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("fault", ["drop", "repeat", "lose", "lose late", "all but the end"])
 def test_what_is_lost_comes_again_and_once(http: httpx.Client, peer: EnginePeer, stream: bool, fault: str) -> None:
-    peer.step_seconds, peer.repeat = 0.01, 2 * (fault == "repeat")
+    peer.step_seconds, peer.repeat = 0.3 if fault == "lose" else 0.02, 2 * (fault == "repeat")
     answers: list[list[Any]] = []
+    late = threading.Event()
+
+    def token_of(seed: int, sample: int, position: int) -> int:
+        if position == 5:
+            late.set()
+        return some_token(seed, sample, position)
+
+    peer.token_of = token_of
     asking = threading.Thread(target=lambda: answers.append(post(http, n=3, max_tokens=30, stream=stream)))
     if fault == "all but the end":
         peer.chunk, peer.drop = 30, 1
@@ -138,10 +146,11 @@ def test_what_is_lost_comes_again_and_once(http: httpx.Client, peer: EnginePeer,
     if fault == "drop":
         peer.drop = 2
     if fault.startswith("lose"):
-        time.sleep(0.05 if fault == "lose" else 0.25)
+        if fault == "lose late":
+            assert late.wait(10)
         peer.lose_all()
-        again = peer.wait_for(Submit, 2)
-        assert len(again) == 2
+        peer.wait_for(Submit, 2)
+        peer.step_seconds = 0.0
     asking.join(20)
     for sample, choice in enumerate(answers[0]):
         check(choice, ids_of(TEXT), sample, TEXT, 30)
