@@ -9,7 +9,7 @@ from typing import Any
 
 from frontend.generation import Call
 from frontend.jobs import Job
-from frontend.logprobs import chat_logprobs, completion_logprobs
+from frontend.logprobs import PromptLogprobs, chat_logprobs, completion_logprobs, prompt_logprobs
 from frontend.sample import Piece, Sample
 from frontend.service import Model
 from toka.messages import Finish
@@ -38,10 +38,16 @@ class Answer:
             self._chunk_head["usage"] = None
         self._begun: set[int] = set()
 
+    async def prepare(self, samples: Sequence[Sample] | None = None) -> None:
+        """Make ready what takes long of `chunks` for these samples, or of `whole`; to be called before."""
+
+    @property
+    def _samples(self) -> list[Sample]:
+        return [sample for each in self._call.generations for sample in each.samples]
+
     def whole(self) -> dict[str, Any]:
         """All of a finished call, choices in order."""
-        samples = [sample for each in self._call.generations for sample in each.samples]
-        choices = [self._choice(sample, sample.take()) for sample in samples]
+        choices = [self._choice(sample, sample.take()) for sample in self._samples]
         return self._head | {"object": self.whole_object, "choices": choices, "usage": self._usage()}
 
     def chunks(self, sample: Sample) -> list[dict[str, Any]]:
@@ -97,13 +103,33 @@ class CompletionAnswer(Answer):
     prefix = "cmpl"
     whole_object = chunk_object = "text_completion"
 
+    def __init__(self, job: Job, call: Call, model: Model) -> None:
+        super().__init__(job, call, model)
+        self._scored: dict[int, PromptLogprobs] = {}
+        """By prompt."""
+
+    async def prepare(self, samples: Sequence[Sample] | None = None) -> None:
+        if not self._job.scored:
+            return
+        for sample in self._samples if samples is None else samples:
+            place = self._job.place(sample)
+            scores = self._call.generations[place].scores
+            if place not in self._scored and scores is not None:
+                about = self._job.prompt(sample).tolist(), self._echo(sample)
+                self._scored[place] = await prompt_logprobs(scores, *about, self._vocabulary)
+
     def _choice(self, sample: Sample, piece: Piece) -> dict[str, Any]:
         choice = self._part(sample, self._echo(sample) + piece.text, piece) | self._prompt_ids(sample)
+        if self._job.scored:
+            choice["logprobs"] = self._scored[self._job.place(sample)].before(choice["logprobs"])
         return choice | {"finish_reason": _REASONS[sample.finish]}
 
     def _opening(self, sample: Sample) -> Sequence[dict[str, Any]]:
         echo = self._echo(sample)
-        return [self._part(sample, echo, None) | self._prompt_ids(sample)] if echo or self._job.token_ids else []
+        part = self._part(sample, echo, None) | self._prompt_ids(sample)
+        if self._job.scored:
+            part["logprobs"] = self._scored[self._job.place(sample)].before(None)
+        return [part] if echo or self._job.token_ids or self._job.scored else []
 
     def _delta(self, sample: Sample, piece: Piece) -> dict[str, Any]:
         return self._part(sample, piece.text, piece)

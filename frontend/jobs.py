@@ -19,6 +19,7 @@ from frontend.errors import ApiError, wrong
 from frontend.generation import WHOLE_DELIVERY, Call, Generation
 from frontend.sample import Sample
 from frontend.schema import ChatRequest, CompletionRequest, Sampling
+from frontend.scores import PromptScores
 from toka.messages import ModelCard, SamplingParams
 from toka.text.detokenize import detokenizer
 from toka.text.reasoning import ThinkSplitter, begins_inside, thinks
@@ -28,6 +29,8 @@ from toka.text.vocabulary import Vocabulary
 SEED_BITS = 64
 PROMPTS_AT_ONCE = 64
 """Prompts looked at before other tasks of the event loop get their turn."""
+MOST_SCORES = 1 << 20
+"""Log-probabilities of prompts in one answer: some 30 MB of it."""
 DEFAULT_MAX_TOKENS = 16
 """Of completions, as OpenAI's; a chat may go on to the end of the context."""
 
@@ -73,6 +76,7 @@ class Job:
             seed = secrets.randbits(SEED_BITS) if self.seed is None else self.seed
             samples = [self._sample(number, place * self.n + number, vocabulary) for number in range(self.n)]
             params = dataclasses.replace(self.params, max_tokens=most, seed=seed)
+            likely = self.params.prompt_logprobs
             Generation(
                 prompt=prompt,
                 params=params,
@@ -80,14 +84,24 @@ class Job:
                 priority=self.priority,
                 delivery=delivery,
                 call=call,
+                scores=PromptScores(len(prompt) - 1, likely) if self.scored else None,
             )
         return call
 
+    @property
+    def scored(self) -> bool:
+        """Whether the prompts' log-probabilities are asked for."""
+        return self.params.prompt_logprobs >= 0
+
+    def place(self, sample: Sample) -> int:
+        """The number of the sample's prompt."""
+        return sample.index // self.n
+
     def prompt(self, sample: Sample) -> NDArray[np.int32]:
-        return self.prompts[sample.index // self.n]
+        return self.prompts[self.place(sample)]
 
     def echo(self, sample: Sample) -> str:
-        return self.echoes[sample.index // self.n]
+        return self.echoes[self.place(sample)]
 
     def _sample(self, number: int, index: int, vocabulary: Vocabulary) -> Sample:
         text, with_logprobs = detokenizer(vocabulary), self.params.logprobs >= 0
@@ -112,9 +126,6 @@ class Planner:
         if request.suffix is not None:
             message = "text is generated behind a prompt, not between it and a suffix"
             raise wrong("suffix", message, "unsupported_parameter")
-        if echo and request.logprobs is not None:
-            message = "log-probabilities of the prompt, which echo asks for with these, are not supported"
-            raise wrong("logprobs", message, "unsupported_parameter")
         if request.max_tokens == 0 and not echo:
             raise wrong("max_tokens", "0 is for echo alone")
         logprobs = -1 if request.logprobs is None else request.logprobs
@@ -122,7 +133,15 @@ class Planner:
         given = _prompts(request)
         self._check_samples("prompt", len(given), request.n)
         prompts, echoes = await self._encode(request, given, card, echo)
-        return self._job(request, card, "prompt", prompts, echoes, request.max_tokens, DEFAULT_MAX_TOKENS, logprobs)
+        job = self._job(request, card, "prompt", prompts, echoes, request.max_tokens, DEFAULT_MAX_TOKENS, logprobs)
+        if echo and logprobs >= 0:
+            values = sum(map(len, prompts)) * job.n * (logprobs + 1)
+            if values > MOST_SCORES:
+                raise wrong(
+                    "logprobs", f"{values} log-probabilities of prompts, choice by choice; at most {MOST_SCORES}"
+                )
+            job.params = dataclasses.replace(job.params, prompt_logprobs=logprobs)
+        return job
 
     async def chat(self, request: ChatRequest, card: ModelCard) -> Job:
         self._check(request, card)

@@ -34,6 +34,14 @@ Uint8 = Annotated[NDArray[np.uint8], np.uint8]
 Float32 = Annotated[NDArray[np.float32], np.float32]
 
 
+def no_ints() -> Int32:
+    return np.empty(0, np.int32)
+
+
+def no_floats() -> Float32:
+    return np.empty(0, np.float32)
+
+
 class MessageError(ValueError):
     """The frames are not a message of this version, or not of its declared types."""
 
@@ -420,6 +428,8 @@ class Resume(Message):
     request: bytes
     sample: int
     have: int
+    scored: int = 0
+    """The same for log-probabilities of the prompt: so many are here."""
 
 
 @message(11)
@@ -433,7 +443,7 @@ class Release(Message):
 @message(12)
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Outputs(Message):
-    """Manager to broker, onward to one frontend: all that a step has for it. `payload`: `Tokens`."""
+    """Manager to broker, onward to one frontend: all that a step has for it. `payload`: `Tokens`, or `Scores`."""
 
     frontend: bytes
     epoch: int
@@ -517,6 +527,27 @@ class Pages(Message):
     evicted: bytes
 
 
+@message(18)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Scores(Message):
+    """A payload of Outputs: rows of log-probabilities of a request's prompt. It comes before tokens of the request's
+    first shard.
+
+    A row is a run of ids: one `chosen` for each, and `logprobs` pairs of `top_ids` and `top_values`.
+    """
+
+    requests: bytes
+    """16 bytes a row."""
+    first: Int32
+    """The place of the row's first id; 0 is the prompt's second, the first that anything stands before."""
+    counts: Int32
+    logprobs: Int32
+    """0: chosen only; k: k most likely as well."""
+    chosen: Float32
+    top_ids: Int32
+    top_values: Float32
+
+
 # --- Manager and stages -------------------------------------------------------------------------------
 
 
@@ -550,13 +581,24 @@ class SlotExtras:
     """int32 ids the sample already has."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredRow:
+    """A row of a prompt of which each id that follows one of its tokens is given its log-probability."""
+
+    row: int
+    likely: int
+    """How many of the most likely ids are named with each."""
+    following: int
+    """The id that follows the row's last token; -1: none does."""
+
+
 @message(33)
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Plan(Message):
     """Manager to every stage: one step. A stage executes plans in the order they were sent.
 
     A *row* is one sequence's tokens in this step. Order of execution: slot set-up, page table entries,
-    page copies, forward pass, sampling.
+    page copies, forward pass, sampling, scoring.
     """
 
     step: int
@@ -589,6 +631,8 @@ class Plan(Message):
     sample_rows: Int32
     sample_slots: Int32
     sample_positions: Int32
+    scores: list[ScoredRow] = field(default_factory=list)
+    """In the order of their rows."""
     # Shared-prefix groups: group g's prefix is the next `group_page_counts[g]` of `group_pages`, its
     # members the next `group_row_counts[g]` of `group_rows` (row numbers). The prefix is whole pages and
     # stands at the start of every member's page table.
@@ -601,7 +645,8 @@ class Plan(Message):
 @message(34)
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepResult(Message):
-    """First rank of the last stage to manager: what a plan's `sample_*` rows drew, in their order."""
+    """First rank of the last stage to manager: what a plan's `sample_*` rows drew and its `scores` are, in their
+    order."""
 
     step: int
     busy_us: int
@@ -610,6 +655,10 @@ class StepResult(Message):
     chosen: Float32
     top_ids: Int32
     top_values: Float32
+    # The same for the ids that follow tokens of scored rows; top_*: that row's `likely` each.
+    scored: Float32 = field(default_factory=no_floats)
+    scored_top_ids: Int32 = field(default_factory=no_ints)
+    scored_top_values: Float32 = field(default_factory=no_floats)
 
 
 @message(35)

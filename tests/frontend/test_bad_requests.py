@@ -314,7 +314,6 @@ def test_what_is_refused_says_why(http: httpx.Client) -> None:
     for field, value, why in (
         ("best_of", 2, "all samples that are drawn are returned"),
         ("suffix", "end", "behind a prompt"),
-        ("logprobs", 1, "log-probabilities of the prompt"),
     ):
         answer = http.post("/v1/completions", json=COMPLETION | {"echo": True, field: value})
         error = said(answer, 400, field)

@@ -11,7 +11,7 @@ import numpy as np
 
 from tests.support.submission import header
 from toka.config import Config
-from toka.messages import Plan, SamplingParams, StageReady, StepResult, Tokens, Work, decode
+from toka.messages import Plan, SamplingParams, Scores, StageReady, StepResult, Tokens, Work, decode
 from toka.model import open_model
 from workers.manager.__main__ import limits
 from workers.manager.planner import Sent
@@ -39,6 +39,8 @@ class Engine:
         self.limits = limits(config, source.config, [ready])
         self.scheduler = Scheduler(self.limits, source.config.eos_token_ids)
         self.answers: dict[tuple[bytes, int], Answer] = {}
+        self.scores: dict[bytes, list[float]] = {}
+        """Log-probabilities of prompts, by request."""
         self.plans: list[Plan] = []
         self._depth = depth
         self._flying: deque[tuple[Sent, StepResult]] = deque()
@@ -70,9 +72,20 @@ class Engine:
         if self._flying and (planned is None or len(self._flying) >= self._depth):
             self.scheduler.result(*self._flying.popleft())
         for message in self.scheduler.outputs(epoch=1):
-            tokens = decode(message.payload)
-            assert isinstance(tokens, Tokens)
-            self._take(tokens)
+            payload = decode(message.payload)
+            if isinstance(payload, Scores):
+                self._take_scores(payload)
+            else:
+                assert isinstance(payload, Tokens)
+                self._take(payload)
+
+    def _take_scores(self, scores: Scores) -> None:
+        at = 0
+        for i, (first, count) in enumerate(zip(scores.first.tolist(), scores.counts.tolist())):
+            had = self.scores.setdefault(scores.requests[16 * i : 16 * i + 16], [])
+            assert first == len(had), "a gap or a repetition"
+            had += scores.chosen[at : at + count].tolist()
+            at += count
 
     def _take(self, tokens: Tokens) -> None:
         at = logprobs_at = 0

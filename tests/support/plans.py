@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from toka.messages import Plan, SlotExtras
+from toka.messages import Plan, ScoredRow, SlotExtras
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +65,7 @@ def plan(
     after: int = 0,
     rows: Sequence[Row] = (),
     groups: Sequence[tuple[Sequence[int], Sequence[int]]] = (),
+    scores: Sequence[ScoredRow] = (),
 ) -> Plan:
     """`table`: (slot, index, page); `groups`: (pages, row numbers)."""
     entries = np.array(table, np.int32).reshape(-1, 3)
@@ -91,6 +92,7 @@ def plan(
         sample_rows=drawn[:, 0],
         sample_slots=drawn[:, 1],
         sample_positions=drawn[:, 2],
+        scores=list(scores),
         group_pages=np.array([page for pages, _ in groups for page in pages], np.int32),
         group_page_counts=np.array([len(pages) for pages, _ in groups], np.int32),
         group_rows=np.array([row for _, rows_ in groups for row in rows_], np.int32),

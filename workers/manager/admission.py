@@ -47,7 +47,7 @@ class Admission:
             if entry is None:
                 break
             found = self._find(entry)
-            if state.promises.park(entry, len(found)):
+            if not entry.shard.unscored and state.promises.park(entry, len(found)):
                 continue
             if not self._start(entry, found):
                 state.waiting.put_back([entry])
@@ -55,7 +55,7 @@ class Admission:
             backlog += int(slots.target[entry.slot] - slots.planned[entry.slot])
 
     def _find(self, entry: Sequence) -> Int32:
-        """The pages in the cache that `entry` begins with."""
+        """The pages in the cache that `entry` begins with, of tokens that need not be computed."""
         state, size = self._state, self._state.limits.page_size
         if state.limits.prefix_cache:
             shard, total = entry.shard, len(entry.shard.prompt) + len(entry.outputs)
@@ -63,7 +63,9 @@ class Admission:
                 if len(shard.keys) < len(shard.prompt) // size:
                     shard.keys = self._prompt_keys.of(shard.prompt)
                 entry.keys = page_keys(entry.ids(), size, shard.keys) if len(entry.outputs) else shard.keys
-        return state.pages.match(entry.keys)
+        # What its log-probabilities are computed from is not in the cache.
+        scores = entry.shard.unscored
+        return state.pages.match(entry.keys if scores is None else entry.keys[: scores.planned // size])
 
     def _start(self, entry: Sequence, found: Int32) -> bool:
         """Put `entry` into a slot with pages for all it has to prefill; False where it has no room yet."""

@@ -174,7 +174,7 @@ class Loop:
                 for request in message.requests:
                     self._scheduler.release(request)
             case Resume():
-                if not self._scheduler.resume(message.request, message.sample, message.have):
+                if not self._scheduler.resume(message.request, message.sample, message.have, message.scored):
                     # It never came here, or was dropped: the frontend has to submit it again.
                     self._refuse(b"", message.request, message.sample, 1, 503, "the request is not known here")
             case Fenced():

@@ -13,6 +13,7 @@ from workers.manager.admission import Admission
 from workers.manager.forecast import class_of
 from workers.manager.outbox import Outbox
 from workers.manager.planner import Planner, Sent
+from workers.manager.scores import PromptScores
 from workers.manager.sequences import Sequence, Shard, lead
 from workers.manager.state import Limits, State
 
@@ -41,7 +42,7 @@ class Scheduler:
         """Why `work` can never run here, or nothing."""
         limits = self.limits
         prompt, total = len(work.prompt), len(work.prompt) + work.params.max_tokens
-        if prompt == 0 or work.params.max_tokens < 1:
+        if prompt == 0 or work.params.max_tokens < (0 if work.params.prompt_logprobs >= 0 else 1):
             return "the prompt is empty or no token is wanted"
         if int(work.prompt.min()) < 0 or int(work.prompt.max()) >= limits.vocab_size:
             return f"token ids must be in 0..{limits.vocab_size - 1}"
@@ -50,15 +51,19 @@ class Scheduler:
         room = limits.pages * limits.page_size
         if total > room:
             return f"prompt and max_tokens are {total} tokens, the KV cache holds {room}"
-        params, counts = work.params, (work.params.top_k, work.params.min_tokens, work.params.logprobs + 1)
+        params, counts = work.params, (work.params.top_k, work.params.min_tokens)
         if not _within([*work.samples, *counts, work.delivery], INT32) or not _within([params.seed], 1 << 64):
             return "a sample, a count or the seed is out of range"
+        if not _within([params.logprobs + 1, params.prompt_logprobs + 1], limits.vocab_size + 2):
+            return f"logprobs and prompt_logprobs are from -1 to {limits.vocab_size}"
         if not _within([*params.logit_bias, *params.stop_token_ids], limits.vocab_size):
             return f"token ids of logit_bias and stop_token_ids must be in 0..{limits.vocab_size - 1}"
         if len(work.samples) != len(work.output_counts) or len(work.outputs) != sum(work.output_counts):
             return "the outputs do not match the samples"
-        if any(count >= work.params.max_tokens for count in work.output_counts):
+        if any(count >= work.params.max_tokens for count in work.output_counts if count):
             return "a sample has all its tokens already"
+        if params.prompt_logprobs >= 0 and len(work.outputs):
+            return "log-probabilities of a prompt come before any output"
         return ""
 
     def submit(self, submit: Submit, work: Work) -> None:
@@ -90,6 +95,7 @@ class Scheduler:
             stop_set=self.state.stops.intern(stop_ids),
             length_class=class_of(len(work.prompt), params.max_tokens, bool(stop_ids)),
             delivery=work.delivery,
+            scores=PromptScores(len(work.prompt), params.prompt_logprobs) if params.prompt_logprobs >= 0 else None,
         )
         outputs = np.split(work.outputs, np.cumsum(work.output_counts)[:-1])
         shard.sequences = {s: Sequence(shard, s, o, len(o)) for s, o in zip(work.samples, outputs)}
@@ -128,13 +134,16 @@ class Scheduler:
             self.release(request)
         self.outbox.clear()
 
-    def resume(self, request: bytes, sample: int, have: int) -> bool:
-        """Send again what `sample` has from output `have` on; False where it is not known here."""
+    def resume(self, request: bytes, sample: int, have: int, scored: int = 0) -> bool:
+        """Send again what `sample` has from output `have` on, and of its prompt's log-probabilities all but the first
+        `scored`; False where it is not known here."""
         for shard in self._shards(request):
             sequence = shard.sequences.get(sample)
             if sequence is not None:
                 slot = sequence.slot
                 outputs = self.state.slots.known_outputs(slot) if slot >= 0 else sequence.outputs
+                if shard.scores is not None:
+                    self.outbox.scored(shard, shard.scores.since(scored))
                 self.outbox.resend(sequence, outputs, have)
                 return True
         return False

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toka.messages import Finish, Int32, SamplingParams
+from workers.manager.scores import PromptScores
 
 NO_OUTPUTS: Int32 = np.empty(0, np.int32)
 PRUNE_LEAST = 256
@@ -40,6 +41,8 @@ class Shard:
     length_class: int
     delivery: int
     """Tokens of a sequence that its frontend is told together."""
+    scores: PromptScores | None = None
+    """Where the prompt's log-probabilities are asked for."""
     keys: list[bytes] = field(default_factory=list)
     """Keys of the prompt's full pages, once they were asked for; empty without the prefix cache."""
     sequences: dict[int, Sequence] = field(default_factory=dict)
@@ -48,6 +51,11 @@ class Shard:
     @property
     def unfinished(self) -> int:
         return sum(not s.ended for s in self.sequences.values())
+
+    @property
+    def unscored(self) -> PromptScores | None:
+        """`scores`, where the plans sent do not score all of the prompt yet."""
+        return None if self.scores is None or self.scores.all_planned else self.scores
 
 
 @dataclass(slots=True, eq=False)

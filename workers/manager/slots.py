@@ -47,8 +47,9 @@ class Slots:
         self.delivery = np.ones(count, np.int32)
         """... and how many more it is told together."""
         self.in_flight = np.zeros(count, np.int32)
+        """Tokens and parts of its prompt's log-probabilities that plans sent give and that have not arrived."""
         self.last_step = np.zeros(count, np.int64)
-        """The step that samples, or sampled, the last of them."""
+        """The step that samples, or sampled, its last token."""
         self.max_tokens = np.zeros(count, np.int32)
         self.cached = np.zeros(count, np.int32)
         self.stop_set = np.zeros(count, np.int32)

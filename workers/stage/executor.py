@@ -16,6 +16,7 @@ from workers.stage.kv_cache import KVCache
 from workers.stage.partition import Partition
 from workers.stage.pipe import Dry, Pipe
 from workers.stage.sampler import Drawn, Sampler
+from workers.stage.scoring import Scored, Scorer
 from workers.stage.sizes import Sizes
 
 
@@ -36,6 +37,7 @@ class Executor:
         self.slots = sampler.slots
         self.attention = Attention(cache, model.config.num_heads, self.table)
         self.sampler = sampler
+        self.scorer = Scorer(model, sampler.slots.first, sampler.chunk)
 
     @torch.inference_mode()
     def execute(self, plan: Plan) -> StepResult | None:
@@ -48,17 +50,19 @@ class Executor:
             sources, targets = plan.copies.reshape(-1, 2).T
             self.cache.copy(self._index(sources), self._index(targets))
             self.attention.forget_copies()
-        drawn = self._forward(plan, from_plan(plan)) if len(plan.row_slots) else None
-        return _result(plan.step, began, drawn) if self.part.last else None
+        drawn, scored = self._forward(plan, from_plan(plan)) if len(plan.row_slots) else (None, None)
+        return _result(plan.step, began, drawn, scored) if self.part.last else None
 
-    def _forward(self, plan: Plan, batch: Batch) -> Drawn | None:
+    def _forward(self, plan: Plan, batch: Batch) -> tuple[Drawn | None, Scored | None]:
         self.attention.begin(batch)
         x = self._embedded(plan, batch) if self.part.first else self._received(plan)
         x = self.model.run(x, self._index(batch.positions), self.attention)
         if not self.part.last:
             self.pipe.send(plan.step, x)
-            return None
-        return self._sample(plan, batch, x) if len(plan.sample_rows) else None
+            return None, None
+        drawn = self._sample(plan, batch, x) if len(plan.sample_rows) else None
+        # Behind the draw: the first stage of a pipeline waits for its ids.
+        return drawn, self.scorer.score(plan, batch.offsets[:-1], x) if plan.scores else None
 
     def _embedded(self, plan: Plan, batch: Batch) -> Tensor:
         tokens = self._index(plan.tokens)
@@ -100,7 +104,7 @@ class Executor:
         return torch.from_numpy(values.copy()).to(self.device)
 
 
-def _result(step: int, began: float, drawn: Drawn | None) -> StepResult:
+def _result(step: int, began: float, drawn: Drawn | None, scored: Scored | None) -> StepResult:
     tokens, chosen, ids, values = (
         (np.empty(0, np.int32), np.empty(0, np.float32), np.empty(0, np.int32), np.empty(0, np.float32))
         if drawn is None
@@ -113,4 +117,5 @@ def _result(step: int, began: float, drawn: Drawn | None) -> StepResult:
         chosen=chosen,
         top_ids=ids,
         top_values=values,
+        **({} if scored is None else scored.fields()),
     )

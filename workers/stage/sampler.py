@@ -21,6 +21,7 @@ from torch import Tensor
 
 from workers.stage import noise
 from workers.stage.collective import ALONE, Collective
+from workers.stage.scoring import likely
 from workers.stage.slots import (
     FREQUENCY,
     LOGPROBS,
@@ -59,7 +60,8 @@ class Sampler:
         self.slots = slots
         self.device = slots.device
         self.collective = collective
-        self._chunk = CHUNK * collective.ranks
+        self.chunk = CHUNK * collective.ranks
+        """Rows of logits that there are float32 copies of at once."""
         self._words = noise.vocabulary(slots.vocabulary, slots.device, slots.first)
 
     def sample(self, logits: Tensor, rows: Ints, slots: Ints, positions: Ints) -> Drawn:
@@ -75,7 +77,7 @@ class Sampler:
             at, of = self._index(np.flatnonzero(plain)), self._index(rows[plain])
             columns[at], scores[at] = (each[of] for each in _greedy(logits))
         others = np.flatnonzero(~plain)
-        for part in np.split(others, range(self._chunk, len(others), self._chunk)):
+        for part in np.split(others, range(self.chunk, len(others), self.chunk)):
             if len(part):
                 at = self._index(part)
                 columns[at], scores[at] = self._draw(logits, rows[part], slots[part], positions[part])
@@ -180,12 +182,12 @@ class Sampler:
         asked = np.flatnonzero(wanted >= 0)
         chosen = [tokens.new_empty(0, dtype=torch.float32)]
         ids, values = [tokens.new_empty(0)], [chosen[0]]
-        for part in np.split(asked, range(self._chunk, len(asked), self._chunk)):
+        for part in np.split(asked, range(self.chunk, len(asked), self.chunk)):
             if not len(part):
                 continue
             most = int(wanted[part].max())
-            likely = self._likely_of_ranks if self.collective.ranks > 1 else _likely
-            of_chosen, top_ids, top_values = likely(logits[self._index(rows[part])], tokens[self._index(part)], most)
+            picked = logits[self._index(rows[part])], tokens[self._index(part)]
+            of_chosen, top_ids, top_values = likely(*picked, most, self.slots.first, self.collective)
             chosen.append(of_chosen)
             for row, count in enumerate(wanted[part].tolist()):
                 if count:
@@ -193,39 +195,11 @@ class Sampler:
                     values.append(top_values[row, :count])
         return torch.cat(chosen), torch.cat(ids), torch.cat(values)
 
-    def _likely_of_ranks(self, logits: Tensor, tokens: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
-        """As `_likely`."""
-        columns, held = self.slots.columns(tokens)
-        chosen = logits.gather(1, columns[:, None]).masked_fill_(~held[:, None], float("-inf"))
-        top = logits.topk(min(most, logits.shape[1]))
-        mine = [logits.float().logsumexp(1, keepdim=True), chosen, top.values, top.indices + self.slots.first]
-        # [samples, ranks, 2 + 2 * top], in float64 as in `_elect`.
-        every = self.collective.gather(torch.cat([each.double() for each in mine], 1)).transpose(0, 1)
-        mass = every[:, :, 0].logsumexp(1)
-        values, ids = (each.flatten(1) for each in every[:, :, 2:].chunk(2, 2))
-        # Stable: of equals the first rank's.
-        values, order = values.sort(dim=1, descending=True, stable=True)
-        return (
-            (every[:, :, 1].amax(1) - mass).float(),
-            ids.gather(1, order[:, :most]).long(),
-            (values[:, :most] - mass[:, None]).float(),
-        )
-
 
 def _greedy(x: Tensor) -> tuple[Tensor, Tensor]:
     """The column with the greatest value of each row, and the value in float32: [rows] each."""
     columns = noise.argmax(x)
     return columns, x.gather(1, columns[:, None])[:, 0].float()
-
-
-def _likely(logits: Tensor, tokens: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probabilities of `tokens`: [samples]; the `most` likely ids, and theirs: [samples, most] each."""
-    logprobs = torch.log_softmax(logits, -1, dtype=torch.float32)
-    chosen = logprobs.gather(1, tokens[:, None])[:, 0]
-    if not most:
-        return chosen, tokens[:, None][:, :0], logprobs[:, :0]
-    top = logprobs.topk(most)
-    return chosen, top.indices, top.values
 
 
 def _greatest(x: Tensor, count: int, collective: Collective) -> Tensor:

@@ -14,6 +14,7 @@ from workers.stage.cuda.graphs import Steps
 from workers.stage.cuda.ranks import Ranks
 from workers.stage.cuda.special import Special, found
 from workers.stage.layers import Linear
+from workers.stage.scoring import Scored
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ class Sampling:
         return results
 
 
-def result(step: int, busy_us: int, split: Split | None, results: list[Int32s]) -> StepResult:
+def result(step: int, busy_us: int, split: Split | None, results: list[Int32s], scored: Scored) -> StepResult:
     """What the host makes of a step's results. split: None where nothing was drawn."""
     split = split or Split(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int32), 0)
     plain = results[:1] if len(split.plain) else []
@@ -84,4 +85,5 @@ def result(step: int, busy_us: int, split: Split | None, results: list[Int32s]) 
         chosen=special.chosen,
         top_ids=special.top_ids,
         top_values=special.top_values,
+        **scored.fields(),
     )

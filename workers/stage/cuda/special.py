@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from toka.messages import Plan
+from workers.stage.cuda.buckets import WIDTHS
 from workers.stage.cuda.draw import Draw
 from workers.stage.cuda.edits import Edits
 from workers.stage.cuda.filters import least_kept
@@ -26,8 +27,6 @@ from workers.stage.slots import LOGPROBS, MIN_P, MIN_TOKENS, TEMPERATURE, TOP_K,
 PORTION_BYTES = 256 << 20
 """Logits of a portion that exist at one time: as the LM head gives them, and edited in float32."""
 MOST_ROWS = 1024
-WIDTHS = (0, 32, 1024)
-"""How many top log-probabilities a row of a portion has room for; 0 where none has any, not of its token either."""
 SPLITS = 16
 """Programs that share a row's vocabulary when it is drawn from."""
 
@@ -100,6 +99,7 @@ class Special:
         return self._wanted[slots]
 
     def width(self, wanted: Int32s) -> int:
+        """Of the results of rows that want so many; 0 where none wants any, not of its token either."""
         most = int(wanted.max(initial=-1))
         return next(width for width in WIDTHS if most < 0 or 0 < width >= most)
 
