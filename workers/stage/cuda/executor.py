@@ -25,6 +25,7 @@ from workers.stage.cuda.pipe import Coming, NcclPipe
 from workers.stage.cuda.ranks import ALONE, Ranks
 from workers.stage.cuda.sampling import Sampling, Split, result
 from workers.stage.kv_cache import CacheShape
+from workers.stage.masks import Matcher
 from workers.stage.partition import Partition, whole
 from workers.stage.sizes import Sizes
 from workers.stage.weights import Weights
@@ -39,6 +40,8 @@ class _Submitted:
     began: torch.cuda.Event
     ended: torch.cuda.Event
     copied: torch.cuda.Event
+    slots: Int32s
+    """Those that it sampled for."""
     split: Split | None
     """None where nothing was drawn."""
     results: list[Tensor]
@@ -64,6 +67,7 @@ class CudaExecutor:
         device, self.sizes = weights.device, sizes
         self.device, self._gpu = device, torch.cuda.current_device()
         self.part = part or whole(config)
+        self.matcher: Matcher | None = None
         self.pipe: NcclPipe | None = None
         """To the stages before and behind this one; None: it is alone, or is being warmed up, ..."""
         self.link: NcclPipe | None = None
@@ -129,7 +133,7 @@ class CudaExecutor:
             began = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             began.record()
             results = [] if arranged is None else self._run(plan, arranged, split)
-            self._send_back(plan.step, began, split, results)
+            self._send_back(plan, began, split, results)
 
     def collect(self) -> StepResult:
         """The oldest step's result; waits until it has come, without holding the interpreter."""
@@ -141,7 +145,17 @@ class CudaExecutor:
             began, ended = self._clock.at(oldest.began), self._clock.at(oldest.ended)
             self._trace.add("step", began, ended, track=DEVICE_TRACK, arguments={"step": oldest.step})
         busy_us = int(oldest.began.elapsed_time(oldest.ended) * 1e3)
-        return result(oldest.step, busy_us, oldest.split, [each.numpy() for each in oldest.results])
+        found = result(oldest.step, busy_us, oldest.split, [each.numpy() for each in oldest.results])
+        self._tell_matcher(oldest, found)
+        return found
+
+    def _tell_matcher(self, step: _Submitted, found: StepResult) -> None:
+        """At once, and not by the thread that submits: it may wait for the masks that follow from this."""
+        if self.matcher is None or step.split is None or not self.part.answers:
+            return
+        constrained = step.split.constrained
+        if constrained.any():
+            self.matcher.sampled(step.step, step.slots[constrained], found.tokens[constrained])
 
     def _take_sampled(self, step: int) -> None:
         """Put down the ids of steps up to `step`, and others that must have come long since."""
@@ -176,7 +190,7 @@ class CudaExecutor:
         self.steps.forward(Kind(size, len(arranged.prefix_tiles) > 0, len(arranged.chunk_tiles) > 0))
         results = []
         if self.sampling is not None and split is not None:
-            results = self.sampling.run(plan, arranged, split, self.steps)
+            results = self.sampling.run(plan, arranged, split, self.steps, self.matcher)
         if self.pipe is not None:
             self._pass_on(self.pipe, plan, len(arranged.tokens))
         return results
@@ -192,7 +206,7 @@ class CudaExecutor:
             # finish what was launched before it.
             self._sampled.append((plan.step, plan.sample_slots, pipe.receive_ids(len(plan.sample_slots))))
 
-    def _send_back(self, step: int, began: torch.cuda.Event, split: Split | None, results: list[Tensor]) -> None:
+    def _send_back(self, plan: Plan, began: torch.cuda.Event, split: Split | None, results: list[Tensor]) -> None:
         """Copy results on a stream of their own: the next step does not wait for it."""
         ended = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         ended.record()
@@ -201,7 +215,7 @@ class CudaExecutor:
         with torch.cuda.stream(self._side):
             copies = [_to_host(each, self._side) for each in results]
             copied.record()
-        self._submitted.append(_Submitted(step, began, ended, copied, split, copies))
+        self._submitted.append(_Submitted(plan.step, began, ended, copied, plan.sample_slots, split, copies))
 
 
 def _to_host(tensor: Tensor, stream: torch.cuda.Stream) -> Tensor:
