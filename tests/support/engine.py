@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from tests.support.matching import LocalMatcher
 from tests.support.submission import header
 from toka.config import Config
-from tests.support.matching import LocalMatcher
 from toka.messages import Plan, SamplingParams, StageReady, StepResult, Tokens, Work, decode
 from toka.model import open_model
 from workers.manager.__main__ import limits
