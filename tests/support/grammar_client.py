@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ import zmq
 from frontend.engine import Engine
 from frontend.generation import Call, Generation
 from frontend.sample import Sample
+from tests.support.matching import regex
 from toka.messages import SamplingParams
 from toka.model import open_model
 from toka.text.detokenize import detokenizer
@@ -73,3 +75,23 @@ async def grammar_client(broker: str, model: str = "") -> AsyncIterator[GrammarC
         running.cancel()
         await asyncio.wait([running])
         client.context.destroy(linger=0)
+
+
+PROMPTS = [[5 + i, *range(20, 20 + 7 * i)] for i in range(8)]
+
+
+async def check(client: GrammarClient, n: int = 2, times: int = 3) -> None:
+    """Requests with a grammar between others, all at once: those match, these come to their ends.
+
+    times: how often a pattern of some ten tokens comes in each.
+    """
+    pattern = f"([ab]{{3,9}}-[0-9]{{1,5}}x){{{times}}}"
+    bound = [
+        client.generate(prompt, n=n, seed=i, max_tokens=20 * times, grammar=regex(pattern))
+        for i, prompt in enumerate(PROMPTS)
+    ]
+    free = [client.generate(prompt, seed=9, max_tokens=20, ignore_eos=True) for prompt in PROMPTS]
+    done = await asyncio.gather(*bound, *free)
+    for samples in done[: len(bound)]:
+        assert all(re.fullmatch(pattern, client.text(ids)) for ids in samples)
+    assert all(len(ids) == 20 for samples in done[len(bound) :] for ids in samples)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from toka.messages import Compile, Compiled, Constrain, GrammarFailed, Int32, Masks, Sampled
 from workers.matcher.grammars import Grammars
 from workers.matcher.matching import Matching
+from workers.stage.masks import Allowed
 
 
 class LocalMatcher:
@@ -43,6 +44,20 @@ class LocalMatcher:
 
     def sampled(self, step: int, slots: Int32, tokens: Int32) -> None:
         self.matching.sampled(Sampled(step=step, slots=slots, tokens=tokens))
+
+
+def some_allowed(samples: int, vocabulary: int, seed: int = 0) -> Allowed:
+    """Masks of any ids for about half of the samples: few for some, nearly all for others, one for the first."""
+    rng = np.random.default_rng(seed)
+    constrained = rng.random(samples) < 0.5
+    count = int(constrained.sum())
+    bits = rng.random((count, vocabulary)) < rng.choice([0.01, 0.5, 0.99], count)[:, None]
+    bits[np.arange(count), rng.integers(0, vocabulary, count)] = True
+    bits[0] = np.arange(vocabulary) == vocabulary // 3
+    padded = np.pad(bits, ((0, 0), (0, -vocabulary % 32)))
+    return Allowed(
+        np.where(constrained, np.cumsum(constrained) - 1, -1), np.packbits(padded, axis=1, bitorder="little")
+    )
 
 
 def regex(pattern: str) -> str:
