@@ -579,6 +579,8 @@ class SlotExtras:
     """int32 ids."""
     outputs: bytes
     """int32 ids the sample already has."""
+    constrained: bool = False
+    """Whether its samples wait for masks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -688,7 +690,10 @@ class Activations(Message):
 @message(38)
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Sampled(Message):
-    """Last stage to the first: what a plan drew, in the order of its `sample_slots`."""
+    """Last stage to the first: what a plan drew, in the order of its `sample_slots`.
+
+    Also to the matcher: what it drew for the slots of the step's Constrain, in their order.
+    """
 
     step: int
     slots: Int32
@@ -723,3 +728,77 @@ class Meet(Message):
     """Of this start of the replica."""
     refusal: str = ""
     """Why the stage cannot take part, in a sentence."""
+
+
+# --- The matcher, with manager and last stage ---------------------------------------------------------
+
+
+@message(48)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Compile(Message):
+    """Manager to matcher, before anything that has this grammar is admitted."""
+
+    number: int
+    grammar: str
+
+
+@message(49)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Compiled(Message):
+    """Matcher to manager: the grammar of this number is ready."""
+
+    number: int
+    error: str
+    """Why it is not, in a sentence; empty where it is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrammarSetup:
+    """A slot taken over by a sequence with a grammar; see SamplingParams."""
+
+    slot: int
+    grammar: int
+    """Which of Constrain's `grammars`."""
+    grammar_after: int
+    banned_ids: list[int]
+    """Ids that may not be sampled before `min_tokens`, unless the grammar allows no other."""
+    min_tokens: int
+    outputs: bytes
+    """int32 ids the sample already has."""
+
+
+@message(50)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Constrain(Message):
+    """Manager to matcher, with every plan that samples for slots with a grammar, or sets one up.
+
+    `slots` and `positions` are those of the plan's `sample_slots` and `sample_positions`, in their order.
+    """
+
+    step: int
+    grammars: list[str]
+    setups: list[GrammarSetup]
+    slots: Int32
+    positions: Int32
+
+
+@message(51)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Masks(Message):
+    """Matcher to every rank of the last stage: which ids the slots of a step's Constrain may be given.
+
+    bits: [slots, 4 * ceil(vocabulary / 32)]; of a row, bit i % 8 of byte i // 8 is for id i.
+    """
+
+    step: int
+    bits: Uint8
+
+
+@message(52)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GrammarFailed(Message):
+    """Matcher to manager: the grammar of what is in this slot cannot be followed any further. The manager sends it
+    back when it has ended the sequence; until then the matcher keeps the masks of its next step."""
+
+    slot: int
+    reason: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -22,8 +23,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def server(folder: Path) -> Iterator[Server]:
-    with serve(model=folder, ping_seconds=0.3, **SIZES) as running:
+def broker() -> Iterator[str]:
+    """The address of the server's broker; a path that is short enough for a socket."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield f"ipc://{folder}/broker"
+
+
+@pytest.fixture(scope="session")
+def server(folder: Path, broker: str) -> Iterator[Server]:
+    with serve(model=folder, ping_seconds=0.3, broker=broker, **SIZES) as running:
         yield running
 
 

@@ -30,11 +30,12 @@ class Setup:
     banned: Sequence[int] = ()
     prompt: Sequence[int] = ()
     outputs: Sequence[int] = ()
+    constrained: bool = False
 
     @property
     def extras(self) -> SlotExtras | None:
         penalised = bool(self.presence or self.frequency or self.repetition != 1)
-        if not (penalised or self.bias or self.banned):
+        if not (penalised or self.bias or self.banned or self.constrained):
             return None
         return SlotExtras(
             slot=self.slot,
@@ -43,6 +44,7 @@ class Setup:
             penalised=penalised,
             prompt=np.array(self.prompt, np.int32).tobytes(),
             outputs=np.array(self.outputs, np.int32).tobytes(),
+            constrained=self.constrained,
         )
 
 

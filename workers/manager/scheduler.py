@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 
 import numpy as np
 
-from toka.messages import Finish, Outputs, Plan, StepResult, Submit, Work
+from toka.messages import Compile, Compiled, Constrain, Finish, Outputs, Plan, StepResult, Submit, Work
 from toka.trace import OFF, Recorder
 from workers.manager.accounting import Accounting
 from workers.manager.admission import Admission
@@ -16,8 +17,11 @@ from workers.manager.planner import Planner, Sent
 from workers.manager.scores import PromptScores
 from workers.manager.sequences import Sequence, Shard, lead
 from workers.manager.state import Limits, State
+from workers.manager.updates import constraint
 
 INT32 = 1 << 31
+MOST_GRAMMAR = 1 << 18
+"""Characters of a grammar."""
 
 
 class Scheduler:
@@ -34,6 +38,9 @@ class Scheduler:
         self.state = State(limits)
         self.outbox = Outbox()
         self._eos = frozenset(eos_token_ids)
+        self._compiling: dict[int, tuple[Shard, list[Sequence]]] = {}
+        """What is not queued yet, since the matcher is not done with its grammar, by the number of the Compile."""
+        self._compiles = itertools.count()
         self._admission = Admission(self.state)
         self._planner = Planner(self.state, self._admission)
         self.accounting = Accounting(self.state, self._admission, self.outbox)
@@ -58,6 +65,10 @@ class Scheduler:
             return f"logprobs and prompt_logprobs are from -1 to {limits.vocab_size}"
         if not _within([*params.logit_bias, *params.stop_token_ids], limits.vocab_size):
             return f"token ids of logit_bias and stop_token_ids must be in 0..{limits.vocab_size - 1}"
+        if len(params.grammar) > MOST_GRAMMAR:
+            return f"the grammar has {len(params.grammar)} characters, {MOST_GRAMMAR} are the most"
+        if not _within([params.grammar_after + 1], limits.vocab_size + 1):
+            return f"grammar_after must be a token id, or -1 for none: 0..{limits.vocab_size - 1}"
         if len(work.samples) != len(work.output_counts) or len(work.outputs) != sum(work.output_counts):
             return "the outputs do not match the samples"
         if any(count >= work.params.max_tokens for count in work.output_counts if count):
@@ -66,8 +77,11 @@ class Scheduler:
             return "log-probabilities of a prompt come before any output"
         return ""
 
-    def submit(self, submit: Submit, work: Work) -> None:
-        """Queue a shard that `check` accepts; it replaces one of the same name."""
+    def submit(self, submit: Submit, work: Work) -> Compile | None:
+        """Queue a shard that `check` accepts; it replaces one of the same name.
+
+        One with a grammar is queued when the matcher has compiled it: what is returned is for the matcher.
+        """
         shards = self.state.shards.setdefault(submit.request, {})
         old = shards.get(submit.first_sample)
         if old is not None:
@@ -75,11 +89,40 @@ class Scheduler:
         shard = shards[submit.first_sample] = self._shard(submit, work)
         self.state.live += len(shard.sequences)
         fresh = [s for s in shard.sequences.values() if not len(s.outputs)]
-        if fresh:
-            self.state.waiting.append(lead(fresh))
-        for sequence in shard.sequences.values():
-            if len(sequence.outputs):
-                self.state.waiting.append(sequence)
+        entries = [lead(fresh)] if fresh else []
+        entries += [s for s in shard.sequences.values() if len(s.outputs)]
+        if not work.params.grammar:
+            self._queue(entries)
+            return None
+        number = next(self._compiles)
+        self._compiling[number] = shard, entries
+        return Compile(number=number, grammar=work.params.grammar)
+
+    def _queue(self, entries: list[Sequence]) -> None:
+        for entry in entries:
+            self.state.waiting.append(entry)
+
+    def compiled(self, message: Compiled) -> Shard | None:
+        """Queue what waited for a grammar. Where it failed, the shard, given up, that has to be refused instead."""
+        shard, entries = self._compiling.pop(message.number)
+        if message.error:
+            return self._give_up(shard)
+        self._queue(entries)
+        return None
+
+    def grammar_failed(self, slot: int) -> Shard | None:
+        """The shard, given up, of a slot whose grammar cannot be followed; None where it has ended already."""
+        sequence = self.state.slots.sequence[slot]
+        return None if sequence is None or sequence.ended else self._give_up(sequence.shard)
+
+    def _give_up(self, shard: Shard) -> Shard | None:
+        """End and forget the shard, telling nobody; None where it has ended already."""
+        if not self._end_all(shard.sequences.values()):
+            return None
+        shards = self.state.shards.get(shard.request, {})
+        if shards.get(shard.first_sample) is shard:
+            del shards[shard.first_sample]
+        return shard
 
     def _shard(self, submit: Submit, work: Work) -> Shard:
         params = work.params
@@ -159,6 +202,10 @@ class Scheduler:
                 self._admission.admit()
         with self._trace.span("plan"):
             return self._planner.plan()
+
+    def constrain(self, plan: Plan) -> Constrain | None:
+        """What the matcher has to know of the plan made last, if anything."""
+        return constraint(self.state.slots, plan)
 
     def result(self, sent: Sent, result: StepResult) -> None:
         self.accounting.take(sent, result)

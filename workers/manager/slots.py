@@ -62,6 +62,8 @@ class Slots:
         self.pages_sent = np.zeros(count, np.int32)
         """... and how many of its pages they know."""
         self.priority = np.zeros(count, np.int32)
+        self.constrained = np.zeros(count, np.bool_)
+        """Whether its sequence has a grammar."""
         self.outputs = np.zeros((count, 256), np.int32)
         """Output ids by slot, grown in width as outputs grow."""
         self._free = list(range(count - 1, -1, -1))
@@ -94,6 +96,7 @@ class Slots:
         self.length_class[slot] = shard.length_class
         self.age[slot] = self._admitted
         self.priority[slot] = shard.priority
+        self.constrained[slot] = bool(shard.params.grammar)
         self._widen(len(sequence.outputs))
         self.outputs[slot, : len(sequence.outputs)] = sequence.outputs
         sequence.slot = slot

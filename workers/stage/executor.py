@@ -13,6 +13,7 @@ from workers.stage.attention import Attention
 from workers.stage.batch import Batch, Ints, from_plan
 from workers.stage.decoder import Decoder
 from workers.stage.kv_cache import KVCache
+from workers.stage.masks import Allowed, Matcher, allowed
 from workers.stage.partition import Partition
 from workers.stage.pipe import Dry, Pipe
 from workers.stage.sampler import Drawn, Sampler
@@ -21,7 +22,8 @@ from workers.stage.sizes import Sizes
 
 
 class Executor:
-    """One stage's part of every step. `pipe`: to the stages before and behind it; `waited`: seconds, for these."""
+    """One stage's part of every step. `pipe`: to the stages before and behind it; `matcher`: where samples may have
+    grammars; `waited`: seconds, for these."""
 
     def __init__(
         self, model: Decoder, sizes: Sizes, cache: KVCache, part: Partition, sampler: Sampler, device: torch.device
@@ -32,6 +34,7 @@ class Executor:
         self.cache = cache
         self.part = part
         self.pipe: Pipe = Dry(model.config.hidden_size, model.activations, device)
+        self.matcher: Matcher | None = None
         self.waited = 0.0
         self.table = torch.zeros(sizes.max_seqs, sizes.pages_per_seq, dtype=torch.int32, device=device)
         self.slots = sampler.slots
@@ -90,12 +93,26 @@ class Executor:
         rows, which = np.unique(plan.sample_rows, return_inverse=True)
         last = batch.offsets[rows + 1] - 1
         hidden = self.model.finish(x[self._index(last)] if len(last) < len(x) else x)
-        slots = plan.sample_slots.astype(np.int64)
-        drawn = self.sampler.sample(self.model.logits(hidden), which, slots, plan.sample_positions.astype(np.int64))
+        logits, slots = self.model.logits(hidden), plan.sample_slots.astype(np.int64)
+        masks = self._allowed(plan)
+        drawn = self.sampler.sample(logits, which, slots, plan.sample_positions.astype(np.int64), masks)
+        if masks is not None:
+            self._tell_matcher(plan, masks, drawn.tokens)
         self.slots.record(slots, drawn.tokens)
         if not self.part.first:
             self.pipe.send_sampled(plan.step, plan.sample_slots, drawn.tokens.cpu().numpy())
         return drawn
+
+    def _allowed(self, plan: Plan) -> Allowed | None:
+        began = time.perf_counter()
+        found = allowed(self.matcher, plan.step, self.slots.constrained[plan.sample_slots])
+        self.waited += time.perf_counter() - began
+        return found
+
+    def _tell_matcher(self, plan: Plan, masks: Allowed, tokens: Tensor) -> None:
+        if self.part.answers and self.matcher is not None:
+            ids = tokens.cpu().numpy().astype(np.int32)[masks.constrained]
+            self.matcher.sampled(plan.step, plan.sample_slots[masks.constrained], ids)
 
     def _index(self, values: Ints | np.ndarray[tuple[int, ...], np.dtype[np.integer]]) -> Tensor:
         return torch.from_numpy(values.astype(np.int64)).to(self.device)

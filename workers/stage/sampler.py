@@ -1,9 +1,9 @@
-"""From logits to tokens: edits, penalties, temperature, filters, noise; log-probabilities.
+"""From logits to tokens: masks, edits, penalties, temperature, filters, noise; log-probabilities.
 
-The order is vLLM's: logit bias and bans, repetition, frequency and presence penalties, temperature, min-p,
-top-k, top-p, each filter over what the one before it left. A filter keeps every id at least as likely as
-the least likely it has to keep, so that ties are never cut by accident of order. Log-probabilities are
-those of the raw logits.
+What a grammar does not allow is out before all else. Then the order is vLLM's: logit bias and bans,
+repetition, frequency and presence penalties, temperature, min-p, top-k, top-p, each filter over what the
+one before it left. A filter keeps every id at least as likely as the least likely it has to keep, so that
+ties are never cut by accident of order. Log-probabilities are those of the raw logits.
 
 Ranks of tensor parallelism have the logits of a share of the vocabulary each, and never all of one row: what a row
 needs of the other ranks' (its greatest values, the sum of its exponentials) is gathered. Their calls are the same,
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from workers.stage import noise
 from workers.stage.collective import ALONE, Collective
+from workers.stage.masks import Allowed
 from workers.stage.scoring import likely
 from workers.stage.slots import (
     FREQUENCY,
@@ -63,14 +64,17 @@ class Sampler:
         self.chunk = CHUNK * collective.ranks
         """Rows of logits that there are float32 copies of at once."""
         self._words = noise.vocabulary(slots.vocabulary, slots.device, slots.first)
+        self._ids = range(slots.first, slots.first + slots.vocabulary)
 
-    def sample(self, logits: Tensor, rows: Ints, slots: Ints, positions: Ints) -> Drawn:
+    def sample(self, logits: Tensor, rows: Ints, slots: Ints, positions: Ints, allowed: Allowed | None = None) -> Drawn:
         """Draw output number positions[i] of slots[i] from logits[rows[i]]; rows, slots, positions: [samples].
 
         logits: [rows, vocabulary], of the slots' ids, not changed. Nothing of the slots is changed either. Every
-        rank draws the same.
+        rank draws the same. allowed: where any sample is constrained.
         """
         plain = (self.slots.floats[slots, TEMPERATURE] == 0) & ~self._edited(slots)
+        if allowed is not None:
+            plain &= ~allowed.constrained
         columns = torch.empty(len(rows), dtype=torch.int64, device=self.device)
         scores = torch.empty(len(rows), dtype=torch.float32, device=self.device)
         if plain.any():
@@ -80,7 +84,8 @@ class Sampler:
         for part in np.split(others, range(self.chunk, len(others), self.chunk)):
             if len(part):
                 at = self._index(part)
-                columns[at], scores[at] = self._draw(logits, rows[part], slots[part], positions[part])
+                some = allowed and allowed.of(part)
+                columns[at], scores[at] = self._draw(logits, rows[part], slots[part], positions[part], some)
         tokens = self._elect(columns, scores)
         return Drawn(tokens, *self._logprobs(logits, rows, slots, tokens))
 
@@ -103,10 +108,14 @@ class Sampler:
         # Ranks are in the order of their ids.
         return ids.gather(0, scores.argmax(0, keepdim=True))[0].long()
 
-    def _draw(self, logits: Tensor, rows: Ints, slots: Ints, positions: Ints) -> tuple[Tensor, Tensor]:
+    def _draw(
+        self, logits: Tensor, rows: Ints, slots: Ints, positions: Ints, allowed: Allowed | None
+    ) -> tuple[Tensor, Tensor]:
         """Columns of the logits and their scores: [samples] each."""
         whole = len(rows) == len(logits) and bool((rows == np.arange(len(rows))).all())
         x = logits if whole else logits.index_select(0, self._index(rows))
+        if allowed is not None and allowed.constrained.any():
+            x, whole = self._masked(x, allowed), False
         floats = self.slots.floats[slots]
         filtered = (floats[:, MIN_P] > 0) | (floats[:, TOP_P] < 1) | (self.slots.ints[slots, TOP_K] > 0)
         edited = self._edited(slots)
@@ -123,6 +132,14 @@ class Sampler:
             drawn = self._draw_random(x[where], slots[random], positions[random], filtered[random])
             columns[where], scores[where] = drawn
         return columns, scores
+
+    def _masked(self, x: Tensor, allowed: Allowed) -> Tensor:
+        """A copy of x, [samples, vocabulary], without what the constrained samples may not be given."""
+        banned = torch.from_numpy(allowed.banned(self._ids)).to(self.device)
+        if allowed.constrained.all():
+            return x.masked_fill(banned, float("-inf"))
+        where = self._index(np.flatnonzero(allowed.constrained))
+        return x.index_copy(0, where, x[where].masked_fill_(banned, float("-inf")))
 
     def _edited(self, slots: Ints) -> NDArray[np.bool_]:
         edited = np.array([slot in self.slots.edits for slot in slots.tolist()], np.bool_)

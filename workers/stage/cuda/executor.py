@@ -26,6 +26,7 @@ from workers.stage.cuda.ranks import ALONE, Ranks
 from workers.stage.cuda.sampling import Sampling, Split, result
 from workers.stage.cuda.scoring import Scoring
 from workers.stage.kv_cache import CacheShape
+from workers.stage.masks import Matcher
 from workers.stage.partition import Partition, whole
 from workers.stage.scoring import Wanted, unpacked, wanted
 from workers.stage.sizes import Sizes
@@ -41,6 +42,8 @@ class _Submitted:
     began: torch.cuda.Event
     ended: torch.cuda.Event
     copied: torch.cuda.Event
+    slots: Int32s
+    """Those that it sampled for."""
     split: Split | None
     """None where nothing was drawn."""
     results: list[Tensor]
@@ -70,6 +73,7 @@ class CudaExecutor:
         device, self.sizes = weights.device, sizes
         self.device, self._gpu = device, torch.cuda.current_device()
         self.part = part or whole(config)
+        self.matcher: Matcher | None = None
         self.pipe: NcclPipe | None = None
         """To the stages before and behind this one; None: it is alone, or is being warmed up, ..."""
         self.link: NcclPipe | None = None
@@ -138,7 +142,7 @@ class CudaExecutor:
             results = [] if arranged is None else self._run(plan, arranged, split)
             asked = wanted(plan, arranged.row_begins) if self.scoring and arranged and plan.scores else None
             scores = [] if asked is None or self.scoring is None else self.scoring.score(asked, self.steps.score)
-            self._send_back(plan.step, began, split, results, asked, scores)
+            self._send_back(plan, began, split, results, asked, scores)
 
     def collect(self) -> StepResult:
         """The oldest step's result; waits until it has come, without holding the interpreter."""
@@ -152,7 +156,17 @@ class CudaExecutor:
         busy_us = int(oldest.began.elapsed_time(oldest.ended) * 1e3)
         likely = np.empty(0, np.int64) if oldest.asked is None else oldest.asked.likely
         scored = unpacked([each.numpy() for each in oldest.scores], likely)
-        return result(oldest.step, busy_us, oldest.split, [each.numpy() for each in oldest.results], scored)
+        found = result(oldest.step, busy_us, oldest.split, [each.numpy() for each in oldest.results], scored)
+        self._tell_matcher(oldest, found)
+        return found
+
+    def _tell_matcher(self, step: _Submitted, found: StepResult) -> None:
+        """At once, and not by the thread that submits: it may wait for the masks that follow from this."""
+        if self.matcher is None or step.split is None or not self.part.answers:
+            return
+        constrained = step.split.constrained
+        if constrained.any():
+            self.matcher.sampled(step.step, step.slots[constrained], found.tokens[constrained])
 
     def _take_sampled(self, step: int) -> None:
         """Put down the ids of steps up to `step`, and others that must have come long since."""
@@ -187,7 +201,7 @@ class CudaExecutor:
         self.steps.forward(Kind(size, len(arranged.prefix_tiles) > 0, len(arranged.chunk_tiles) > 0))
         results = []
         if self.sampling is not None and split is not None:
-            results = self.sampling.run(plan, arranged, split, self.steps)
+            results = self.sampling.run(plan, arranged, split, self.steps, self.matcher)
         if self.pipe is not None:
             self._pass_on(self.pipe, plan, len(arranged.tokens))
         return results
@@ -205,7 +219,7 @@ class CudaExecutor:
 
     def _send_back(
         self,
-        step: int,
+        plan: Plan,
         began: torch.cuda.Event,
         split: Split | None,
         results: list[Tensor],
@@ -220,7 +234,9 @@ class CudaExecutor:
         with torch.cuda.stream(self._side):
             copies, scored = ([_to_host(each, self._side) for each in some] for some in (results, scores))
             copied.record()
-        self._submitted.append(_Submitted(step, began, ended, copied, split, copies, asked, scored))
+        self._submitted.append(
+            _Submitted(plan.step, began, ended, copied, plan.sample_slots, split, copies, asked, scored)
+        )
 
 
 def _to_host(tensor: Tensor, stream: torch.cuda.Stream) -> Tensor:
