@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from frontend.errors import wrong
+from frontend.formats import exact
 from frontend.grammar_check import GrammarChecker
 from frontend.schema import ResponseFormat, Sampling
 from toka.text.reasoning import CLOSE, OPEN
@@ -137,7 +138,11 @@ def literal(text: str, vocabulary: Vocabulary) -> str:
 
 
 def json_schema(field: str, schema: Mapping[str, Any], style: Mapping[str, Any] = COMPACT) -> Part:
-    return Part(field, {"json_schema": {**schema, "x-guidance": {**style, "lenient": False}}})
+    """Raises ApiError that names `field` where the schema is nested too deeply."""
+    try:
+        return Part(field, {"json_schema": {**exact(schema), "x-guidance": {**style, "lenient": False}}})
+    except RecursionError:
+        raise wrong(field, "nested too deeply") from None
 
 
 def wanted(request: Sampling) -> Part | None:
