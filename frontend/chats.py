@@ -53,9 +53,9 @@ async def chat(request: ChatRequest, client_template: bool, box: Toolbox | None,
     for name in RESERVED.intersection(request.chat_template_kwargs or {}):
         raise wrong(f"chat_template_kwargs.{name}", "is made from other fields of the request")
     messages: list[Message] = []
-    for each in request.messages or []:
-        messages.append(_message(each, f"messages[{len(messages)}]", form))
-        if len(messages) % MESSAGES_AT_ONCE == 0:
+    for place, each in enumerate(request.messages or []):
+        messages += _apart(_message(each, f"messages[{place}]", form), form)
+        if place % MESSAGES_AT_ONCE == 0:
             await asyncio.sleep(0)
     if box is not None and form is None:
         messages = _with_tools_described(messages, box)
@@ -127,6 +127,14 @@ def _message(message: ChatMessage, field: str, form: ToolFormat | None) -> Messa
         else:
             given["tool_calls"] = calls
     return {"role": message.role, "content": text} | given
+
+
+def _apart(message: Message, form: ToolFormat | None) -> list[Message]:
+    """The message, or several with a call each, where the template wants it so."""
+    calls = message.get("tool_calls", ())
+    if form is None or not form.one_a_message or len(calls) < 2:
+        return [message]
+    return [{**message, "tool_calls": [call]} for call in calls]
 
 
 def _written(function: Mapping[str, Any]) -> str:

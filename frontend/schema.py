@@ -143,6 +143,8 @@ class CalledFunction(Struct, kw_only=True, forbid_unknown_fields=True):
     name: Annotated[str, Meta(min_length=1, max_length=LONGEST_NAME)]
     arguments: str
     """A JSON object."""
+    parsed_arguments: Any = None
+    """The SDK sends back what it has parsed; no effect."""
 
 
 class ToolCall(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -161,7 +163,8 @@ class ChatMessage(Struct, kw_only=True, forbid_unknown_fields=True):
     tool_call_id: str | None = None
     tool_calls: Annotated[list[ToolCall], Meta(max_length=MOST_TOOLS)] | None = None
 
-    # What an answer of ours holds beside its text, when it is sent back as part of the conversation.
+    # What an answer of ours holds beside its text, or the SDK adds, when it is sent back as part of the conversation.
+    parsed: Any = None
     refusal: Unsupported = None
     annotations: Annotated[list[Any], Meta(max_length=0)] | None = None
     audio: Unsupported = None

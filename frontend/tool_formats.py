@@ -34,6 +34,8 @@ class ToolFormat:
     """Behind the object; its mark, if it has one, is `end_mark`."""
     end_mark: str = ""
     between: str
+    one_a_message: bool = False
+    """Whether templates refuse messages with several calls."""
     arguments: str
     """The name under which the object has the arguments."""
 
@@ -54,6 +56,7 @@ LLAMA3 = ToolFormat(
     mark="<|python_tag|>",
     bare=True,
     between="; ",
+    one_a_message=True,
     arguments="parameters",
 )
 """Of Llama 3.1 to 3.3."""
