@@ -16,18 +16,34 @@ LONGEST_STOP = 1024
 """Characters."""
 LONGEST_NAME = 256
 """Characters."""
+MOST_TOOLS = 128
 INT32 = (1 << 31) - 1
 
 Unsupported: TypeAlias = None
 Count = Annotated[int, Meta(ge=0, le=INT32)]
 Positive = Annotated[int, Meta(ge=1, le=INT32)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
+FunctionName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 StopString = Annotated[str, Meta(min_length=1, max_length=LONGEST_STOP)]
 
 
 class StreamOptions(Struct, kw_only=True, forbid_unknown_fields=True):
     include_usage: bool | None = None
     include_obfuscation: Unsupported = None
+
+
+class JsonSchema(Struct, kw_only=True, forbid_unknown_fields=True):
+    """`name`, `description` and `strict` have no effect: every schema is held to."""
+
+    schema: dict[str, Any] | None = None
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Struct, kw_only=True, forbid_unknown_fields=True):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
 
 
 class Sampling(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -53,6 +69,9 @@ class Sampling(Struct, kw_only=True, forbid_unknown_fields=True):
     stop_token_ids: list[int] | None = None
     min_tokens: Count | None = None
     ignore_eos: bool | None = None
+    response_format: ResponseFormat | None = None
+    regex: Annotated[str, Meta(min_length=1)] | None = None
+    grammar: Annotated[str, Meta(min_length=1)] | None = None
     priority: Annotated[int, Meta(ge=-INT32, le=INT32)] | None = None
     return_token_ids: bool | None = None
     request_id: Annotated[str, Meta(min_length=1, max_length=LONGEST_NAME)] | None = None
@@ -88,19 +107,68 @@ class ContentPart(Struct, kw_only=True, forbid_unknown_fields=True):
     refusal: Any = None
 
 
+class Function(Struct, kw_only=True, forbid_unknown_fields=True):
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Struct, kw_only=True, forbid_unknown_fields=True):
+    type: Literal["function"]
+    function: Function
+
+
+class Named(Struct, kw_only=True, forbid_unknown_fields=True):
+    name: str
+
+
+class ToolReference(Struct, kw_only=True, forbid_unknown_fields=True):
+    type: Literal["function"]
+    function: Named
+
+
+class AllowedTools(Struct, kw_only=True, forbid_unknown_fields=True):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[ToolReference], Meta(min_length=1)]
+
+
+class ToolChoice(Struct, kw_only=True, forbid_unknown_fields=True):
+    type: Literal["function", "allowed_tools"]
+    function: Named | None = None
+    allowed_tools: AllowedTools | None = None
+
+
+class CalledFunction(Struct, kw_only=True, forbid_unknown_fields=True):
+    name: Annotated[str, Meta(min_length=1, max_length=LONGEST_NAME)]
+    arguments: str
+    """A JSON object."""
+    parsed_arguments: Any = None
+    """The SDK sends back what it has parsed; no effect."""
+
+
+class ToolCall(Struct, kw_only=True, forbid_unknown_fields=True):
+    id: Annotated[str, Meta(min_length=1, max_length=LONGEST_NAME)]
+    type: Literal["function"]
+    function: CalledFunction
+    index: Count | None = None
+    """Streamed calls have it; no effect here."""
+
+
 class ChatMessage(Struct, kw_only=True, forbid_unknown_fields=True):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[ContentPart] | None = None
     reasoning_content: str | None = None
     name: str | None = None
     tool_call_id: str | None = None
+    tool_calls: Annotated[list[ToolCall], Meta(max_length=MOST_TOOLS)] | None = None
 
-    # What an answer of ours holds beside its text, when it is sent back as part of the conversation.
+    # What an answer of ours holds beside its text, or the SDK adds, when it is sent back as part of the conversation.
+    parsed: Any = None
     refusal: Unsupported = None
     annotations: Annotated[list[Any], Meta(max_length=0)] | None = None
     audio: Unsupported = None
     function_call: Unsupported = None
-    tool_calls: Unsupported = None
 
 
 class ChatRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
@@ -112,19 +180,18 @@ class ChatRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
     continue_final_message: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    response_format: dict[str, Any] | None = None
     modalities: list[str] | None = None
+    tools: Annotated[list[Tool], Meta(min_length=1, max_length=MOST_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
 
     audio: Unsupported = None
     function_call: Unsupported = None
     functions: Unsupported = None
     moderation: Unsupported = None
-    parallel_tool_calls: Unsupported = None
     prediction: Unsupported = None
     prompt_cache_options: Unsupported = None
     prompt_cache_retention: Unsupported = None
     reasoning_effort: Unsupported = None
-    tool_choice: Unsupported = None
-    tools: Unsupported = None
     verbosity: Unsupported = None
     web_search_options: Unsupported = None
