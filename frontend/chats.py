@@ -30,8 +30,6 @@ class Chat:
 
 def check(request: ChatRequest) -> None:
     """Raises ApiError that names the field which does not fit the others or what is supported."""
-    if not request.messages:
-        raise wrong("messages", "at least one message is needed")
     if request.response_format not in (None, {"type": "text"}):
         raise wrong("response_format", 'only {"type": "text"} is supported', "unsupported_parameter")
     if request.modalities not in (None, ["text"]):
@@ -48,7 +46,7 @@ async def chat(request: ChatRequest, client_template: bool) -> Chat:
     for name in RESERVED.intersection(request.chat_template_kwargs or {}):
         raise wrong(f"chat_template_kwargs.{name}", "is made from other fields of the request")
     messages: list[Message] = []
-    for each in request.messages or []:
+    for each in request.messages:
         messages.append(_message(each, f"messages[{len(messages)}]"))
         if len(messages) % MESSAGES_AT_ONCE == 0:
             await asyncio.sleep(0)
@@ -65,15 +63,13 @@ def max_tokens(request: ChatRequest) -> int | None:
     old, new = request.max_tokens, request.max_completion_tokens
     if None not in (old, new) and old != new:
         raise wrong("max_tokens", f"{old} differs from max_completion_tokens, {new}")
-    if 0 in (old, new):
-        raise wrong("max_tokens" if old == 0 else "max_completion_tokens", "at least 1")
     return old if new is None else new
 
 
 def _rendering(request: ChatRequest) -> Rendering:
     """A last message of the assistant is continued, unless the request says what is to come behind it."""
     prompt, goes_on = request.add_generation_prompt, request.continue_final_message
-    by_assistant = request.messages is not None and request.messages[-1].role == "assistant"
+    by_assistant = request.messages[-1].role == "assistant"
     if goes_on is None:
         goes_on = by_assistant and prompt is None
     elif goes_on and prompt:

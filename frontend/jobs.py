@@ -131,7 +131,7 @@ class Planner:
         logprobs = (request.top_logprobs or 0) if request.logprobs else -1
         self._check_logprobs("top_logprobs", logprobs, card)
         self._check_samples("n", 1, request.n)
-        self._check_length("messages", sum(map(chats.characters, request.messages or [])), card)
+        self._check_length("messages", sum(map(chats.characters, request.messages)), card)
         chat = await chats.chat(request, self._limits.client_chat_template)
         try:
             text = await self._pool.render_chat(chat.messages, chat.rendering, chat.template)
