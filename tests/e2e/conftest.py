@@ -14,6 +14,8 @@ from tests.support.server import Server, serve
 from tests.support.tiny import tiny_model
 
 SIZES = {"max_seqs": 16, "kv_cache_tokens": 16384, "threads": 1}
+SMALL = {"max_context": 128, "max_n": 4, "max_samples": 8, "max_seqs": 4, "kv_cache_tokens": 512, "threads": 1}
+"""No request takes long, and a few of them fill the cache."""
 
 
 @pytest.fixture(scope="session")
@@ -24,6 +26,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def server(folder: Path) -> Iterator[Server]:
     with serve(model=folder, ping_seconds=0.3, **SIZES) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def small(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """With files and batches."""
+    with serve(model=folder, data_dir=tmp_path_factory.mktemp("data"), **SMALL) as running:
         yield running
 
 

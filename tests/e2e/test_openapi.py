@@ -5,31 +5,21 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import msgspec
-import pytest
 
 from frontend.answer_schema import BatchList, FileDeleted, FileList
 from frontend.records import Batch, File
 from tests.support.batches import COMPLETIONS, jsonl, line
-from tests.support.server import Server, serve, until
+from tests.support.server import Server, until
 
-SIZES = {"max_context": 48, "max_n": 4, "max_samples": 8, "max_seqs": 16, "kv_cache_tokens": 2048, "threads": 1}
-"""So that no request which the document allows takes long."""
 EXAMPLES = 10
 """Random requests of each operation, beside the hundreds that follow from the document."""
 UNTESTED = "positive_data_acceptance"
 """Fields depend on one another, on the model and on what is stored: what the document allows may still be refused."""
-
-
-@pytest.fixture(scope="module")
-def small(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serve(model=folder, data_dir=tmp_path_factory.mktemp("data"), **SIZES) as running:
-        yield running
 
 
 def test_schemathesis_finds_nothing(small: Server, tmp_path: Path) -> None:

@@ -38,7 +38,9 @@ class Accounting:
         left = (slots.in_flight[sent.slots] == 0) & (
             (slots.state[sent.slots] == SlotState.ENDED) | (slots.state[sent.slots] == SlotState.PREEMPTED)
         )
-        for slot in sent.slots[left].tolist():
+        leaving = sent.slots[left]
+        # Who is put back last goes first again: the one that was admitted first.
+        for slot in leaving[np.argsort(-slots.age[leaving])].tolist():
             self._state.leave(slot)
 
     def _append(self, rows: Int32, tokens: Int32) -> None:
