@@ -1,7 +1,11 @@
 """HTTP: the OpenAI routes, from a request's body to its last byte.
 
 server      one frontend process: its socket, its start, its end
-app         the routes, and errors in OpenAI's shape
+app         the application: what is registered, and errors in OpenAI's shape
+routes      every operation: its handler, and what it takes and answers
+openapi     /openapi.json from these and from the structs they name
+docs        /openapi.json and the page /docs
+answer_schema  what answers hold
 service     what the routes share: the model, the engine, the state of the process
 parse       bodies, bounded, to structs
 schema      the fields of those structs

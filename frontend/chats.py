@@ -34,8 +34,6 @@ class Chat:
 
 def check(request: ChatRequest) -> None:
     """Raises ApiError that names the field which does not fit the others or what is supported."""
-    if not request.messages:
-        raise wrong("messages", "at least one message is needed")
     if request.modalities not in (None, ["text"]):
         raise wrong("modalities", 'only ["text"] is supported', "unsupported_parameter")
     if request.top_logprobs is not None and not request.logprobs:
@@ -53,7 +51,7 @@ async def chat(request: ChatRequest, client_template: bool, box: Toolbox | None,
     for name in RESERVED.intersection(request.chat_template_kwargs or {}):
         raise wrong(f"chat_template_kwargs.{name}", "is made from other fields of the request")
     messages: list[Message] = []
-    for place, each in enumerate(request.messages or []):
+    for place, each in enumerate(request.messages):
         messages += _apart(_message(each, f"messages[{place}]", form), form)
         if place % MESSAGES_AT_ONCE == 0:
             await asyncio.sleep(0)
@@ -74,16 +72,14 @@ def max_tokens(request: ChatRequest) -> int | None:
     old, new = request.max_tokens, request.max_completion_tokens
     if None not in (old, new) and old != new:
         raise wrong("max_tokens", f"{old} differs from max_completion_tokens, {new}")
-    if 0 in (old, new):
-        raise wrong("max_tokens" if old == 0 else "max_completion_tokens", "at least 1")
     return old if new is None else new
 
 
 def _rendering(request: ChatRequest, tools: Sequence[Mapping[str, Any]] | None) -> Rendering:
     """A last message of the assistant is continued, unless it calls tools or the request says what is to come."""
     prompt, goes_on = request.add_generation_prompt, request.continue_final_message
-    last = request.messages[-1] if request.messages else None
-    by_assistant = last is not None and last.role == "assistant" and not last.tool_calls
+    last = request.messages[-1]
+    by_assistant = last.role == "assistant" and not last.tool_calls
     if goes_on is None:
         goes_on = by_assistant and prompt is None
     elif goes_on and prompt:

@@ -161,7 +161,7 @@ class Planner:
         logprobs = (request.top_logprobs or 0) if request.logprobs else -1
         self._check_logprobs("top_logprobs", logprobs, card)
         self._check_samples("n", 1, request.n)
-        self._check_length("messages", sum(map(chats.characters, request.messages or [])), card)
+        self._check_length("messages", sum(map(chats.characters, request.messages)), card)
         source = request.chat_template or (self._pool.template and self._pool.template.source) or ""
         box, form = toolbox(request), of_template(source)
         grammar = chat_grammar(request, box, form, self._vocabulary)

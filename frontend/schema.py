@@ -1,4 +1,4 @@
-"""The fields of a request, declared once: names, types, bounds.
+"""The fields of a request, declared once: names, types, bounds, and for /openapi.json what they mean.
 
 `None` is how a client leaves a field out. Fields that no struct lists do not exist; those of type
 `Unsupported` are OpenAI's and not served here. What depends on the model or on other fields is checked
@@ -24,11 +24,16 @@ Count = Annotated[int, Meta(ge=0, le=INT32)]
 Positive = Annotated[int, Meta(ge=1, le=INT32)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 FunctionName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+LogitBias = Annotated[
+    dict[int, Annotated[float, Meta(ge=-100, le=100)]],
+    Meta(extra_json_schema={"propertyNames": {"pattern": "^[0-9]+$"}}),
+]
 StopString = Annotated[str, Meta(min_length=1, max_length=LONGEST_STOP)]
 
 
 class StreamOptions(Struct, kw_only=True, forbid_unknown_fields=True):
     include_usage: bool | None = None
+    """A last chunk without choices tells the usage."""
     include_obfuscation: Unsupported = None
 
 
@@ -50,53 +55,83 @@ class Sampling(Struct, kw_only=True, forbid_unknown_fields=True):
     """What both routes take."""
 
     model: str | None = None
+    """The served model's name, or `default`; may be left out."""
     n: Positive | None = None
+    """Samples of each prompt; the prompt is computed once."""
     max_tokens: Count | None = None
+    """Most tokens to generate."""
     stream: bool | None = None
+    """Send events as tokens come, instead of one answer."""
     stream_options: StreamOptions | None = None
 
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=INT32)] | None = None
+    """Sample from the k likeliest tokens; 0 or -1: from all."""
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    """Leave out tokens less likely than this times the likeliest one."""
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
-    logit_bias: dict[int, Annotated[float, Meta(ge=-100, le=100)]] | None = None
+    """Logits of tokens seen in prompt or output are divided by it where positive, else multiplied."""
+    logit_bias: LogitBias | None = None
+    """By token id, added to the logit."""
     seed: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
+    """The same seed, fields and system_fingerprint draw the same tokens from the same logits."""
 
     stop: StopString | Annotated[list[StopString], Meta(max_length=MOST_STOPS)] | None = None
+    """The answer ends before any of these texts."""
     stop_token_ids: list[int] | None = None
+    """Tokens that end the answer, beside the model's own."""
     min_tokens: Count | None = None
+    """No token may end the answer before so many."""
     ignore_eos: bool | None = None
+    """The model's own end-of-sequence tokens do not end the answer."""
     response_format: ResponseFormat | None = None
+    """What the answer has to be: text, a JSON object, or JSON that matches a schema."""
     regex: Annotated[str, Meta(min_length=1)] | None = None
+    """A regular expression that the whole answer matches."""
     grammar: Annotated[str, Meta(min_length=1)] | None = None
+    """A grammar in llguidance's variant of Lark that the whole answer matches."""
     priority: Annotated[int, Meta(ge=-INT32, le=INT32)] | None = None
+    """Lower is sooner; 0 where it is left out."""
     return_token_ids: bool | None = None
+    """Answer with the ids of the prompt and of each choice, too."""
     request_id: Annotated[str, Meta(min_length=1, max_length=LONGEST_NAME)] | None = None
+    """The answer's `id`, by which it can be aborted."""
 
-    # Accepted without effect.
     user: str | None = None
+    """Accepted without effect."""
     metadata: dict[str, str] | None = None
+    """Accepted without effect."""
     store: bool | None = None
+    """Accepted without effect."""
     service_tier: str | None = None
+    """Accepted without effect."""
     safety_identifier: str | None = None
+    """Accepted without effect."""
     prompt_cache_key: str | None = None
+    """Accepted without effect."""
 
 
 class CompletionRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
-    prompt: str | list[str | int | list[int]] | None = None
+    prompt: str | list[str | int | list[int]]
     """A text, texts, the ids of one prompt, or those of several (lists, or arrays where they are large)."""
     echo: bool | None = None
+    """Begin each text with its prompt."""
     logprobs: Count | None = None
+    """Log-probabilities of the tokens, and of so many of the likeliest ones."""
     add_special_tokens: bool | None = None
+    """Whether texts begin with the tokenizer's special tokens; they do where it is left out."""
     best_of: Positive | None = None
+    """Only the value of n is supported."""
     suffix: str | None = None
+    """Not supported."""
 
 
 class ContentPart(Struct, kw_only=True, forbid_unknown_fields=True):
     type: str
+    """Only `text` is supported."""
     text: str | None = None
 
     # What parts of the types hold that are refused.
@@ -172,14 +207,22 @@ class ChatMessage(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class ChatRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
-    messages: list[ChatMessage] | None = None
-    max_completion_tokens: Count | None = None
+    messages: Annotated[list[ChatMessage], Meta(min_length=1)]
+    max_tokens: Positive | None = None
+    """Most tokens to generate; as many as the context has room for where it is left out."""
+    max_completion_tokens: Positive | None = None
+    """The newer name of max_tokens."""
     logprobs: bool | None = None
     top_logprobs: Count | None = None
+    """Log-probabilities of so many of the likeliest tokens; needs logprobs."""
     add_generation_prompt: bool | None = None
+    """Begin a new turn of the assistant, also behind a message of the assistant."""
     continue_final_message: bool | None = None
+    """Go on with the last message, the assistant's; so it is where the other field is left out."""
     chat_template: str | None = None
+    """A Jinja template of the client's; needs the server's setting client_chat_template."""
     chat_template_kwargs: dict[str, Any] | None = None
+    """Variables of the template."""
     modalities: list[str] | None = None
     tools: Annotated[list[Tool], Meta(min_length=1, max_length=MOST_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None

@@ -314,6 +314,7 @@ class JoinReplica(Message):
     holds_first: list[int]
     holds_sequences: list[int]
     """... its sequences that have not ended, ..."""
+    holds_priorities: list[int]
     holds_frontends: list[bytes]
     """... and the frontend it belongs to."""
 

@@ -15,6 +15,8 @@ from tests.support.server import Server, serve
 from tests.support.tiny import tiny_model
 
 SIZES = {"max_seqs": 16, "kv_cache_tokens": 16384, "threads": 1}
+SMALL = {"max_context": 128, "max_n": 4, "max_samples": 8, "max_seqs": 4, "kv_cache_tokens": 512, "threads": 1}
+"""No request takes long, and a few of them fill the cache."""
 
 
 @pytest.fixture(scope="session")
@@ -32,6 +34,13 @@ def broker() -> Iterator[str]:
 @pytest.fixture(scope="session")
 def server(folder: Path, broker: str) -> Iterator[Server]:
     with serve(model=folder, ping_seconds=0.3, broker=broker, **SIZES) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def small(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """With files and batches."""
+    with serve(model=folder, data_dir=tmp_path_factory.mktemp("data"), **SMALL) as running:
         yield running
 
 

@@ -204,7 +204,7 @@ def test_lists_in_pages(sdk: openai.OpenAI, peer: EnginePeer) -> None:
     assert [each.id for each in page.data] == [each.id for each in batches[:2:-1]] and page.has_more
     listed = [each.id for each in sdk.batches.list(limit=2)]
     assert listed[:5] == [each.id for each in batches[::-1]] and len(listed) == len(set(listed))
-    with pytest.raises(openai.BadRequestError, match="limit: expected a whole number from 1 to 100"):
+    with pytest.raises(openai.BadRequestError, match="limit: expected `int` <= 100"):
         sdk.batches.list(limit=101)
     with pytest.raises(openai.BadRequestError, match="after: there is no batch"):
         sdk.batches.list(after="batch_none")

@@ -48,7 +48,9 @@ class Accounting:
         left = (slots.in_flight[concerned] == 0) & (
             (slots.state[concerned] == SlotState.ENDED) | (slots.state[concerned] == SlotState.PREEMPTED)
         )
-        for slot in concerned[left].tolist():
+        leaving = concerned[left]
+        # Who is put back last goes first again: the one that was admitted first.
+        for slot in leaving[np.argsort(-slots.age[leaving])].tolist():
             self._state.leave(slot)
 
     def _take_scores(self, sent: Sent, result: StepResult) -> None:

@@ -105,7 +105,7 @@ class Planner:
     def _growing_decode_slots(self) -> tuple[Int32, int]:
         """Slots that decode in the next step, each with room for one more token, and that step's number.
 
-        The youngest sequences give way for the room.
+        The youngest of the least urgent sequences give way for the room.
         """
         state, slots = self._state, self._state.slots
         while True:
@@ -116,27 +116,21 @@ class Planner:
             full = decode[slots.planned[decode] == slots.num_pages[decode] * state.limits.page_size]
             if len(full) <= state.pages.available:
                 break
-            state.preempt(self._youngest())
+            assert len(slots.active()) > 1, "one sequence alone does not fit the cache"
+            state.preempt(slots.last())
         slots.grow(full, state.pages.take(len(full)))
         return decode, step
-
-    def _youngest(self) -> int:
-        """The slot to preempt: of the least urgent sequences that hold pages, the last one admitted."""
-        slots = self._state.slots
-        running = slots.active()
-        assert len(running) > 1, "one sequence alone does not fit the cache"
-        return int(running[np.lexsort((slots.age[running], slots.priority[running]))[-1]])
 
     # Prefill rows
 
     def _chunks(self, budget: int) -> list[Chunk]:
-        """Prefill chunks, the first admitted first, of at most `budget` tokens together."""
+        """Prefill chunks, the urgent first, then the first admitted, of at most `budget` tokens together."""
         state, slots = self._state, self._state.slots
         prefilling = slots.in_state(SlotState.PREFILL)
         waiting = int((slots.target[prefilling] - slots.planned[prefilling]).sum())
         budget = self._microbatches.prefill(waiting, budget)
         chunks: list[Chunk] = []
-        for slot in prefilling[np.argsort(slots.age[prefilling])].tolist():
+        for slot in prefilling[np.lexsort((slots.age[prefilling], slots.priority[prefilling]))].tolist():
             if budget <= 0:
                 break
             start, target = int(slots.planned[slot]), int(slots.target[slot])

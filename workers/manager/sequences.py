@@ -14,6 +14,8 @@ from workers.manager.scores import PromptScores
 
 NO_OUTPUTS: Int32 = np.empty(0, np.int32)
 PRUNE_LEAST = 256
+NOBODY = 1 << 31
+"""No priority is as high."""
 
 
 @dataclass(slots=True, eq=False)
@@ -103,6 +105,11 @@ class WaitingQueue:
     def __len__(self) -> int:
         """Entries, with those that were cancelled and not dropped yet."""
         return sum(map(len, self._queues.values()))
+
+    @property
+    def priority(self) -> int:
+        """The most urgent that waits, as far as is known without a look at who was cancelled; very high for none."""
+        return self._priorities[0] if self._priorities else NOBODY
 
     def _queue(self, priority: int) -> deque[Sequence]:
         if priority not in self._queues:

@@ -173,6 +173,11 @@ class Slots:
         """Slots whose sequences prefill or decode, ascending."""
         return np.flatnonzero((self.state == SlotState.PREFILL) | (self.state == SlotState.DECODE)).astype(np.int32)
 
+    def last(self) -> int:
+        """Of the least urgent sequences that hold pages, the last one admitted: who gives way; -1 for none."""
+        running = self.active()
+        return int(running[np.lexsort((self.age[running], self.priority[running]))[-1]]) if len(running) else -1
+
     def in_state(self, state: SlotState) -> Int32:
         """Slots in `state`, ascending."""
         return np.flatnonzero(self.state == state).astype(np.int32)
