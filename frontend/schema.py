@@ -17,6 +17,8 @@ LONGEST_STOP = 1024
 LONGEST_NAME = 256
 """Characters."""
 MOST_TOOLS = 128
+LONGEST_GRAMMAR = 65_536
+"""Characters of a regular expression or of Lark."""
 INT32 = (1 << 31) - 1
 
 Unsupported: TypeAlias = None
@@ -24,6 +26,7 @@ Count = Annotated[int, Meta(ge=0, le=INT32)]
 Positive = Annotated[int, Meta(ge=1, le=INT32)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 FunctionName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+GrammarText = Annotated[str, Meta(min_length=1, max_length=LONGEST_GRAMMAR)]
 StopString = Annotated[str, Meta(min_length=1, max_length=LONGEST_STOP)]
 
 
@@ -70,8 +73,8 @@ class Sampling(Struct, kw_only=True, forbid_unknown_fields=True):
     min_tokens: Count | None = None
     ignore_eos: bool | None = None
     response_format: ResponseFormat | None = None
-    regex: Annotated[str, Meta(min_length=1)] | None = None
-    grammar: Annotated[str, Meta(min_length=1)] | None = None
+    regex: GrammarText | None = None
+    grammar: GrammarText | None = None
     priority: Annotated[int, Meta(ge=-INT32, le=INT32)] | None = None
     return_token_ids: bool | None = None
     request_id: Annotated[str, Meta(min_length=1, max_length=LONGEST_NAME)] | None = None
