@@ -52,11 +52,17 @@ async def chat(request: ChatRequest, client_template: bool, box: Toolbox | None,
         raise wrong(f"chat_template_kwargs.{name}", "is made from other fields of the request")
     messages: list[Message] = []
     for place, each in enumerate(request.messages):
-        messages += _apart(_message(each, f"messages[{place}]", form), form)
+        try:
+            messages += _apart(_message(each, f"messages[{place}]", form), form)
+        except RecursionError:
+            raise wrong(f"messages[{place}].tool_calls", "nested too deeply") from None
         if place % MESSAGES_AT_ONCE == 0:
             await asyncio.sleep(0)
     if box is not None and form is None:
-        messages = _with_tools_described(messages, box)
+        try:
+            messages = await asyncio.to_thread(_with_tools_described, messages, box)
+        except RecursionError:
+            raise wrong("tools", "nested too deeply") from None
     tools = box.described() if box is not None and form is not None else None
     return Chat(messages, _rendering(request, tools), request.chat_template)
 

@@ -48,8 +48,22 @@ class Part:
     """What a field of the request asks for."""
 
     field: str
-    grammar: Mapping[str, Any]
-    """`json_schema` or `lark_grammar`."""
+    lark: str = ""
+    schema: Mapping[str, Any] | None = None
+    """Of JSON, where there is no `lark` ..."""
+    spaced: bool = False
+    """... that is written SPACED, not COMPACT."""
+
+    def text(self, name: str) -> str:
+        """Takes its time with a large schema. Raises ApiError where one is nested too deeply."""
+        if self.schema is None:
+            return json.dumps({"name": name, "lark_grammar": self.lark})
+        try:
+            style = SPACED if self.spaced else COMPACT
+            schema = {**exact(self.schema), "x-guidance": {**style, "lenient": False}}
+            return json.dumps({"name": name, "json_schema": schema}, separators=(",", ":"))
+        except RecursionError:
+            raise wrong(self.field, "nested too deeply") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +106,7 @@ class Grammars:
         for name, part in parts.items():
             if len(parts) == 1:
                 raise wrong(part.field, reason)
-            if own := await self._checker.check(_text(f"start: @{name}", {name: part})):
+            if own := await self._checker.check(await asyncio.to_thread(_text, f"start: @{name}", {name: part})):
                 raise wrong(part.field, own)
         fields = sorted({part.field.partition("[")[0] for part in parts.values()})
         raise wrong(fields[-1], f"together with all of {' and '.join(fields)}: {reason}")
@@ -137,21 +151,13 @@ def literal(text: str, vocabulary: Vocabulary) -> str:
     return json.dumps(text) if token is None else f"<[{token}]>"
 
 
-def json_schema(field: str, schema: Mapping[str, Any], style: Mapping[str, Any] = COMPACT) -> Part:
-    """Raises ApiError that names `field` where the schema is nested too deeply."""
-    try:
-        return Part(field, {"json_schema": {**exact(schema), "x-guidance": {**style, "lenient": False}}})
-    except RecursionError:
-        raise wrong(field, "nested too deeply") from None
-
-
 def wanted(request: Sampling) -> Part | None:
     """What the request wants its answer to be like. Raises ApiError where that is more than one thing."""
     asked = _format(request.response_format)
     if request.regex is not None:
-        asked.append(Part("regex", {"lark_grammar": f"start: /{_between_slashes(request.regex)}/"}))
+        asked.append(Part("regex", lark=f"start: /{_between_slashes(request.regex)}/"))
     if request.grammar is not None:
-        asked.append(Part("grammar", {"lark_grammar": request.grammar}))
+        asked.append(Part("grammar", lark=request.grammar))
     if len(asked) > 1:
         raise wrong(asked[1].field, f"excludes {asked[0].field}")
     return asked[0] if asked else None
@@ -171,12 +177,12 @@ def _format(asked: ResponseFormat | None) -> list[Part]:
         if asked is not None and asked.json_schema is not None:
             raise wrong("response_format.json_schema", 'needs the type "json_schema"')
         json_object = asked is not None and asked.type == "json_object"
-        return [json_schema("response_format", OBJECT)] if json_object else []
+        return [Part("response_format", schema=OBJECT)] if json_object else []
     if asked.json_schema is None:
         raise wrong("response_format.json_schema", "missing")
     if asked.json_schema.schema is None:
         raise wrong("response_format.json_schema.schema", "missing")
-    return [json_schema("response_format", asked.json_schema.schema)]
+    return [Part("response_format", schema=asked.json_schema.schema)]
 
 
 def _between_slashes(regex: str) -> str:
@@ -186,9 +192,8 @@ def _between_slashes(regex: str) -> str:
 
 
 def _text(lark: str, parts: Mapping[str, Part]) -> str:
-    grammars: list[dict[str, Any]] = [{"lark_grammar": lark}]
-    grammars += [{"name": name, **part.grammar} for name, part in parts.items()]
-    return json.dumps({"grammars": grammars}, separators=(",", ":"))
+    grammars = [json.dumps({"lark_grammar": lark}), *(part.text(name) for name, part in parts.items())]
+    return f'{{"grammars":[{",".join(grammars)}]}}'
 
 
 def _escaped(text: str) -> str:

@@ -17,6 +17,8 @@ LONGEST_STOP = 1024
 LONGEST_NAME = 256
 """Characters."""
 MOST_TOOLS = 128
+LONGEST_GRAMMAR = 65_536
+"""Characters of a regular expression or of Lark."""
 INT32 = (1 << 31) - 1
 
 Unsupported: TypeAlias = None
@@ -28,6 +30,7 @@ LogitBias = Annotated[
     dict[int, Annotated[float, Meta(ge=-100, le=100)]],
     Meta(extra_json_schema={"propertyNames": {"pattern": "^[0-9]+$"}}),
 ]
+GrammarText = Annotated[str, Meta(min_length=1, max_length=LONGEST_GRAMMAR)]
 StopString = Annotated[str, Meta(min_length=1, max_length=LONGEST_STOP)]
 
 
@@ -89,9 +92,9 @@ class Sampling(Struct, kw_only=True, forbid_unknown_fields=True):
     """The model's own end-of-sequence tokens do not end the answer."""
     response_format: ResponseFormat | None = None
     """What the answer has to be: text, a JSON object, or JSON that matches a schema."""
-    regex: Annotated[str, Meta(min_length=1)] | None = None
+    regex: GrammarText | None = None
     """A regular expression that the whole answer matches."""
-    grammar: Annotated[str, Meta(min_length=1)] | None = None
+    grammar: GrammarText | None = None
     """A grammar in llguidance's variant of Lark that the whole answer matches."""
     priority: Annotated[int, Meta(ge=-INT32, le=INT32)] | None = None
     """Lower is sooner; 0 where it is left out."""

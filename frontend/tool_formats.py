@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from frontend.grammars import ANY_TEXT, OBJECT, SPACED, Grammar, Part, json_schema, literal, marked
+from frontend.grammars import ANY_TEXT, OBJECT, Grammar, Part, literal, marked
 from frontend.tools import Toolbox
 from toka.text.vocabulary import Vocabulary
 
@@ -128,7 +128,8 @@ def grammar(form: ToolFormat, box: Toolbox, vocabulary: Vocabulary, answer: Part
 def _arguments(place: int, box: Toolbox) -> Part:
     tool = box.tools[place]
     held = box.required or bool(tool.function.strict)
-    return json_schema(f"tools[{place}].function.parameters", box.parameters(place) if held else OBJECT, SPACED)
+    schema = box.parameters(place) if held else OBJECT
+    return Part(f"tools[{place}].function.parameters", schema=schema, spaced=True)
 
 
 def _quoted(text: str) -> str:

@@ -16,7 +16,7 @@ import pytest_asyncio
 
 from frontend import tool_formats
 from frontend.errors import ApiError
-from frontend.grammars import Grammar, Grammars, Thoughts, json_schema
+from frontend.grammars import Grammar, Grammars, Part, Thoughts
 from frontend.schema import ChatRequest, CompletionRequest
 from frontend.structure import text_grammar
 from frontend.tool_calls import CallReader
@@ -62,7 +62,7 @@ def finite(number: str) -> float:
 
 
 def body(schema: dict[str, Any]) -> Grammar:
-    return Grammar("answer: @body", {"body": json_schema("response_format", schema)})
+    return Grammar("answer: @body", {"body": Part("response_format", schema=schema)})
 
 
 async def test_what_ends_validates_whatever_is_drawn(grammars: Grammars) -> None:
@@ -141,7 +141,7 @@ async def test_what_a_model_with_tools_may_write(grammars: Grammars, form: ToolF
 async def test_tools_or_an_answer_of_a_form(grammars: Grammars, form: ToolFormat) -> None:
     box = toolbox(chat())
     assert box is not None
-    answer = json_schema("response_format", ANSWER)
+    answer = Part("response_format", schema=ANSWER)
     constraint = await grammars.constraint(tool_formats.grammar(form, box, vocabulary(), answer))
     city, unit = calls(form)
     texts = {'{"name":"get"}': True, "{}": True, city: True, unit + form.between + city: True, "Hi": False, "": False}

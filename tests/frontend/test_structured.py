@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import httpx
 import openai
+import psutil
 import pytest
 from pydantic import BaseModel, Field
 
@@ -146,6 +147,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"regex": "a\\"}, "regex", "escape"),
     ({"regex": "(?<=a)b"}, "regex", "look"),
     ({"regex": 5}, "regex", ""),
+    ({"regex": "a" * 65_537}, "regex", "length"),
     ({"grammar": "start: nothing"}, "grammar", "nothing"),
     ({"grammar": "begin: 'a'"}, "grammar", ""),
     ({"grammar": "start: @body"}, "grammar", ""),
@@ -164,6 +166,34 @@ def test_each_wrong_field_is_named(
     error = said(httpx.post(f"{frontend.url}{route}", json=BODIES[route] | {"max_tokens": 2} | fields), 400, param)
     assert why in error["message"] and len(error["message"]) < 500
     assert not peer.of(Submit)
+
+
+@pytest.mark.parametrize("levels", [400, 800, 900, 940, 960, 980, 2000])
+def test_depth_is_an_error_of_the_client(frontend: FrontendProcess, levels: int) -> None:
+    deep = '{"items":' * levels + "1" + "}" * levels
+    constant = '{"const":' + "[" * levels + "]" * levels + "}"
+    fields = []
+    for nested in (deep, constant):
+        fields += [
+            f'"response_format":{{"type":"json_schema","json_schema":{{"schema":{nested}}}}}',
+            f'"tools":[{{"type":"function","function":{{"name":"f","parameters":{nested}}}}}]',
+            f'"tool_choice":"required","tools":[{{"type":"function","function":{{"name":"f","parameters":{nested}}}}}]',
+        ]
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": deep}}
+    fields.append('"messages":' + json.dumps([{"role": "assistant", "tool_calls": [call]}]))
+    for each in fields:
+        body = f'{{"max_tokens":1,"messages":{json.dumps(ASK)},{each}}}'
+        answer = httpx.post(f"{frontend.url}{CHAT}", content=body)
+        assert answer.status_code in (200, 400), answer.text
+
+
+def test_the_process_behind_ends_with_the_frontend(peer: EnginePeer) -> None:
+    with FrontendProcess(peer.endpoint) as frontend:
+        frontend.wait_until_serving()
+        httpx.post(f"{frontend.url}{CHAT}", json=BODIES[CHAT] | {"regex": "a", "max_tokens": 1})
+        (child,) = psutil.Process(frontend.process.pid).children()
+        frontend.process.kill()
+        assert child.wait(10) is None or not child.is_running()
 
 
 def test_what_takes_too_long_is_refused_while_others_are_served(http: httpx.Client, peer: EnginePeer) -> None:
