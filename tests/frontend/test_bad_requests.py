@@ -149,7 +149,7 @@ CHATS: list[tuple[str, Any, str]] = [
     (
         "messages",
         [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [{"id": "1"}]}],
-        "messages[1].tool_calls[0]",
+        "messages[1].tool_calls[0].type",
     ),
     ("max_completion_tokens", 3, "max_tokens"),
     ("max_completion_tokens", 0, "max_completion_tokens"),

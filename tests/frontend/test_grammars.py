@@ -53,7 +53,7 @@ def chat(**fields: Any) -> ChatRequest:
         {"type": "function", "function": {"name": "get", "parameters": CITY, "strict": True}},
         {"type": "function", "function": {"name": "get_unit", "parameters": UNIT}},
     ]
-    return msgspec.convert({"tools": tools, **fields}, ChatRequest)
+    return msgspec.convert({"messages": [{"role": "user", "content": "Hi."}], "tools": tools, **fields}, ChatRequest)
 
 
 def finite(number: str) -> float:
@@ -175,7 +175,7 @@ async def test_models_whose_marks_are_no_tokens(grammars: Grammars) -> None:
     ],
 )
 async def test_other_forms_of_text(grammars: Grammars, fields: Any, fits: list[str], fails: list[str]) -> None:
-    grammar = text_grammar(msgspec.convert(fields, CompletionRequest))
+    grammar = text_grammar(msgspec.convert({"prompt": "Hi."} | fields, CompletionRequest))
     assert grammar is not None
     constraint = await grammars.constraint(grammar)
     assert all(accepted(constraint.grammar, text) for text in fits)

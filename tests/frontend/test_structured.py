@@ -120,7 +120,7 @@ def test_tools_or_an_answer_of_a_form(tool_sdk: openai.OpenAI, peer: EnginePeer,
 DEEP = json.loads('{"items":' * 300 + "{}" + "}" * 300)
 BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"response_format": "json"}, "response_format", "expected `object`"),
-    ({"response_format": {}}, "response_format", "missing required field `type`"),
+    ({"response_format": {}}, "response_format.type", "missing"),
     ({"response_format": {"type": "yaml"}}, "response_format.type", "yaml"),
     ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "missing"),
     (
