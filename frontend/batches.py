@@ -15,9 +15,8 @@ from frontend.records import Batch, Progress, new_id, now
 from frontend.service import Service
 from frontend.status import json_response
 from frontend.stored import checked_query, limit_of, opened, page, stored
+from toka.batch_lines import ENDPOINTS
 
-ENDPOINTS = ("/v1/responses", "/v1/chat/completions", "/v1/embeddings", "/v1/completions", "/v1/moderations")
-"""Those that OpenAI has batches for; here, where the server has them."""
 DEFAULT_LIST, MOST_LIST = 20, 100
 """Batches in one list."""
 MOST_WINDOW = 90 * 86_400
