@@ -39,7 +39,7 @@ class Item:
     @property
     def key(self) -> bytes:
         """What stands for the custom_id, in few bytes."""
-        return hashlib.blake2b(self.custom_id.encode(), digest_size=KEY_BYTES).digest()
+        return key_of(self.custom_id)
 
     def fields(self) -> dict[str, msgspec.Raw]:
         """The body's; none where it is no object, of which the server says so. LineError where it wants a stream."""
@@ -50,6 +50,11 @@ class Item:
         if bytes(fields.get("stream", b"null")).strip() not in (b"null", b"false"):
             raise LineError("unsupported_parameter", "stream: an answer in a batch is never streamed", self.custom_id)
         return fields
+
+
+def key_of(name: str, person: bytes = b"") -> bytes:
+    """KEY_BYTES that stand for a name; others for another `person`."""
+    return hashlib.blake2b(name.encode(), digest_size=KEY_BYTES, person=person).digest()
 
 
 def order(fields: Mapping[str, msgspec.Raw]) -> bytes:
@@ -78,6 +83,14 @@ def read_item(line: bytes, number: int, endpoints: Sequence[str]) -> Item:
     if "body" not in fields:
         raise LineError("missing_required_parameter", f"line {number}: body: missing", custom_id)
     return Item(custom_id, url, fields["body"])
+
+
+def custom_id_of(line: bytes) -> str | None:
+    """That of a line of the input; None where `read_item` would not find one."""
+    try:
+        return _text(msgspec.json.decode(line, type=dict[str, msgspec.Raw]), "custom_id") or None
+    except UNREADABLE:
+        return None
 
 
 def read_lines(path: Path, start: int, number: int, longest: int, count: int) -> Iterator[tuple[int, int, int, bytes]]:

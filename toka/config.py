@@ -129,7 +129,7 @@ def load(args: Sequence[str], part: str | None = None, environ: Mapping[str, str
         raw = environ.get(f"TOKA_{name.upper()}")
         if raw is not None:
             values[name] = _value(known[name], raw, f"TOKA_{name.upper()}")
-    for key, raw in _pairs(args):
+    for key, raw in pairs(args):
         values[key] = _value(_known(known, key), raw, key)
     if values.get("config"):
         values = _file(known, values["config"]) | values
@@ -155,8 +155,9 @@ def help_text(program: str, summary: str, part: str | None = None) -> str:
     return "\n".join(lines)
 
 
-def _pairs(args: Sequence[str]) -> list[tuple[str, str]]:
-    pairs: list[tuple[str, str]] = []
+def pairs(args: Sequence[str]) -> list[tuple[str, str]]:
+    """The names and values in `args`. ValueError, in one sentence, for what is neither."""
+    found: list[tuple[str, str]] = []
     rest = list(args)
     while rest:
         arg = rest.pop(0)
@@ -165,8 +166,8 @@ def _pairs(args: Sequence[str]) -> list[tuple[str, str]]:
             if not arg.startswith("--") or not rest:
                 raise ValueError(f"{arg!r}: expected key=value or --key value")
             value = rest.pop(0)
-        pairs.append((key.replace("-", "_"), value))
-    return pairs
+        found.append((key.replace("-", "_"), value))
+    return found
 
 
 def _known(known: Mapping[str, dataclasses.Field[Any]], key: str) -> dataclasses.Field[Any]:
