@@ -1,7 +1,8 @@
 """The files of `toka-batch`: which lines of the input are answered already, which are left, and where answers go.
 
-Memory is flat: of each line 16 bytes that stand for it, and a few flags. A line is known again by its custom_id; one
-that has none, or one that an earlier line has, by its number.
+Memory is flat: no line is held for longer than it takes, and of each there are three flags (while the files are read
+at the start, some 140 bytes). A line is known again by its custom_id; one that has none, or one that an earlier line
+has, by its number.
 """
 
 from __future__ import annotations

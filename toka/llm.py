@@ -14,7 +14,7 @@ import itertools
 import numbers
 import sys
 import weakref
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Literal, Self
@@ -89,7 +89,7 @@ class LLM:
         """
         return self._all(CHAT, _chats(messages, params, fields), errors)
 
-    def iter_generate(self, prompts: Any, params: Params = None) -> Iterator[Output]:
+    def iter_generate(self, prompts: Any, params: Params = None) -> Generator[Output, None, None]:
         """As `generate`, but an Output as soon as it is there; its `index` says which prompt it is of.
 
         Prompts may come from an iterator without end: they are drawn as there is room for them. One that cannot be
@@ -97,15 +97,15 @@ class LLM:
         """
         return self._each(COMPLETIONS, _completions(prompts, params))
 
-    def iter_chat(self, messages: Any, params: Params = None, **fields: Any) -> Iterator[Output]:
+    def iter_chat(self, messages: Any, params: Params = None, **fields: Any) -> Generator[Output, None, None]:
         """As `iter_generate`, of chats."""
         return self._each(CHAT, _chats(messages, params, fields))
 
-    def aiter_generate(self, prompts: Any, params: Params = None) -> AsyncIterator[Output]:
+    def aiter_generate(self, prompts: Any, params: Params = None) -> AsyncGenerator[Output, None]:
         """As `iter_generate`, for `async for`."""
         return self._aeach(COMPLETIONS, _completions(prompts, params))
 
-    def aiter_chat(self, messages: Any, params: Params = None, **fields: Any) -> AsyncIterator[Output]:
+    def aiter_chat(self, messages: Any, params: Params = None, **fields: Any) -> AsyncGenerator[Output, None]:
         """As `iter_chat`, for `async for`."""
         return self._aeach(CHAT, _chats(messages, params, fields))
 
@@ -139,13 +139,13 @@ class LLM:
             raise GenerationError(outputs)
         return outputs
 
-    def _each(self, path: str, jobs: Iterable[Job]) -> Iterator[Output]:
+    def _each(self, path: str, jobs: Iterable[Job]) -> Generator[Output, None, None]:
         done: SimpleQueue[Done | RuntimeError] = SimpleQueue()
         with self._run(path, jobs, done.put) as run:
             while run.refill():
                 yield fill(*run.take(done.get()))
 
-    async def _aeach(self, path: str, jobs: Iterable[Job]) -> AsyncIterator[Output]:
+    async def _aeach(self, path: str, jobs: Iterable[Job]) -> AsyncGenerator[Output, None]:
         done: asyncio.Queue[Done | RuntimeError] = asyncio.Queue()
         with self._run(path, jobs, putting(asyncio.get_running_loop(), done)) as run:
             while run.refill():
