@@ -129,9 +129,9 @@ class Background:
     # --- From any thread
 
     def add(self, run: Run) -> None:
+        if os.getpid() != self._process:
+            raise RuntimeError("this LLM belongs to the process that this one was forked from")
         with self._lock:
-            if os.getpid() != self._process:
-                raise RuntimeError("this LLM belongs to the process that this one was forked from")
             if self._over is not None:
                 raise RuntimeError(self._over)
             self._runs.add(run)

@@ -99,6 +99,8 @@ def arguments(args: Sequence[str]) -> tuple[Own, list[str]]:
         rest = [(key, value) for key, value in given if key not in OWN]
         if own.get("url") and (useless := {key for key, _ in rest} - WITH_URL):
             raise ValueError(f"{min(useless)}: a setting of a server that is started here, and url= names another")
+        if own.get("url") and not own["url"].startswith(("http://", "https://")):
+            raise ValueError(f"url: expected http://HOST:PORT, got {own['url']!r}")
     except ValueError as error:
         print(f"{PROGRAM}: {error}", file=sys.stderr)
         sys.exit(USAGE_ERROR)

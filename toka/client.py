@@ -61,7 +61,7 @@ class Client:
         while True:
             try:
                 answer, later = await self._once(path, body)
-            except aiohttp.ClientConnectionError as error:
+            except aiohttp.ClientError as error:
                 if getattr(error, "errno", None) == errno.EAGAIN:
                     await asyncio.sleep(FULL_SECONDS)
                     continue
@@ -88,9 +88,6 @@ class Client:
         try:
             async with self._sessions[place].post(self._bases[place] + path, data=body) as response:
                 return Answer(response.status, await response.read()), _seconds(response.headers.get("Retry-After"))
-        except aiohttp.ClientPayloadError as error:
-            # It broke within the answer.
-            raise aiohttp.ClientConnectionError(str(error)) from None
         finally:
             self._under_way[place] -= 1
 

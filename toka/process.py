@@ -161,7 +161,7 @@ def raise_file_limit(wanted: int = _FILES_MOST) -> None:
     if soft != resource.RLIM_INFINITY and soft < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
         soft = most
-    if soft != resource.RLIM_INFINITY and soft < _FILES_WANTED:
+    if soft != resource.RLIM_INFINITY and soft < min(wanted, _FILES_WANTED):
         log.warning("few files may be open at once; raise `ulimit -n`", extra={"limit": soft})
 
 

@@ -58,11 +58,16 @@ def test_no_line_is_lost_or_done_twice_when_it_is_killed(folder: Path, tmp_path:
     source, output, errors = tmp_path / "in.jsonl", tmp_path / "out.jsonl", tmp_path / "errors.jsonl"
     source.write_bytes(jsonl(lines))
     settings = {"errors": errors, "model": folder, "batch_items": 8, **SIZES}
-    for least in sorted(rng.sample(range(15, 150), 2)):
+    for place, least in enumerate(sorted(rng.sample(range(15, 150), 3))):
         with start(source, output, **settings) as process:
             until(lambda least=least: written(output) >= least, 60, "some lines are answered")  # type: ignore[misc]
             family = psutil.Process(process.pid).children(recursive=True)
-            process.kill()
+            if place == 1:
+                min(family, key=psutil.Process.create_time).kill()
+                said, _ = process.communicate(timeout=30)
+                assert "toka was killed by SIGKILL; " in said and said.endswith("the same command goes on from there\n")
+            else:
+                process.kill()
         assert written(output) < LINES - 12 and len(family) == 5
         _, alive = psutil.wait_procs(family, 10)
         assert not alive
@@ -143,6 +148,7 @@ def test_a_terminal_shows_a_bar(server: Server, tmp_path: Path):
         (["in.jsonl"], {"model": "x"}, 2, "expected two files"),
         (["in.jsonl", "out.jsonl"], {"prot": 1}, 2, "unknown setting 'prot'; did you mean 'port'?"),
         (["in.jsonl", "out.jsonl"], {"url": "http://x", "dtype": "float32"}, 2, "dtype: a setting of a server that"),
+        (["in.jsonl", "out.jsonl"], {"url": "localhost:80"}, 2, "url: expected http://HOST:PORT, got 'localhost:80'"),
         (["no.jsonl", "out.jsonl"], {}, 2, "no.jsonl: No such file or directory"),
         (["in.jsonl", "out.jsonl"], {"model": "/no/such"}, 1, "/no/such is no folder"),
         (["--help"], {}, 0, "usage: toka-batch IN.jsonl OUT.jsonl"),
