@@ -10,12 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
-from frontend.batch_lines import Item, LineError, read_item, read_lines, refusal, result
+from frontend.batch_lines import request
 from frontend.batch_usage import Tokens, add_usage, tokens_of
 from frontend.in_process import InProcess
 from frontend.records import Batch, File, Progress, now
 from frontend.service import RETRY_SECONDS, Service
 from frontend.store import Line, Store, explain
+from toka.batch_lines import Item, LineError, read_item, read_lines, refusal, result
 
 LINES_AT_ONCE = 2000
 """Read and sorted together."""
@@ -138,8 +139,8 @@ class BatchRun:
         """The key of a line that may run."""
         if len(content) > self._longest:
             raise LineError("request_too_large", f"line {number} is larger than {self._longest} bytes")
-        item = read_item(content, number, batch.endpoint)
-        item.request()
+        item = read_item(content, number, [batch.endpoint])
+        request(item)
         if item.key in lines or self._store.has_key(self._id, item.key):
             raise LineError("duplicate_custom_id", f"line {number}: custom_id: given before", item.custom_id)
         return item.key
@@ -190,8 +191,8 @@ class BatchRun:
         with self._store.path(batch.input_file_id).open("rb") as file:
             for line in self._store.lines(self._id, after, LINES_AT_ONCE):
                 file.seek(line.start)
-                item = read_item(file.read(line.size), line.number, batch.endpoint)
-                ready.append(_Ready(line.number, item.custom_id, *item.request()))
+                item = read_item(file.read(line.size), line.number, [batch.endpoint])
+                ready.append(_Ready(line.number, item.custom_id, *request(item)))
                 size += line.size
                 if size >= BYTES_AT_ONCE:
                     break
@@ -250,7 +251,7 @@ class BatchRun:
         with self._store.path(batch.input_file_id).open("rb") as file:
             for line in lines:
                 file.seek(line.start)
-                item: Item = read_item(file.read(line.size), line.number, batch.endpoint)
+                item: Item = read_item(file.read(line.size), line.number, [batch.endpoint])
                 errors.append(refusal(self._id, line.number, LineError(code, message, item.custom_id)))
 
         def change(batch: Batch, progress: Progress) -> None:

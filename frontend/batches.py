@@ -16,9 +16,8 @@ from frontend.records import Batch, Progress, new_id, now
 from frontend.service import Service
 from frontend.status import json_response
 from frontend.stored import After, opened, page, stored
+from toka.batch_lines import ENDPOINTS
 
-ENDPOINTS = ("/v1/responses", "/v1/chat/completions", "/v1/embeddings", "/v1/completions", "/v1/moderations")
-"""Those that OpenAI has batches for; here, where the server has them."""
 MOST_WINDOW = 90 * 86_400
 """Seconds."""
 _WINDOW = re.compile(r"(\d{1,9})([smhd])")

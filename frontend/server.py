@@ -17,7 +17,7 @@ from frontend.errors import ApiError
 from frontend.in_process import InProcess
 from frontend.service import Service, load_model
 from toka.config import Config
-from toka.listen import BACKLOG, Sockets, inherited, listen
+from toka.listen import BACKLOG, Sockets, address, inherited, listen
 from toka.process import progress, ready, settle
 from toka.sockets import check_endpoint
 
@@ -100,8 +100,7 @@ async def _load(service: Service) -> None:
 async def _accept(runner: web.AppRunner, sockets: Sockets, host: str) -> str:
     for each in sockets:
         await web.SockSite(runner, each, backlog=BACKLOG).start()
-    port = sockets[0].getsockname()[1]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return address(sockets[0], host)
 
 
 async def _drain(service: Service) -> None:

@@ -121,6 +121,15 @@ class Child:
         """Wait until the process has ended and all it said has been heard."""
         await asyncio.shield(self._ended)
 
+    async def end(self, seconds: float) -> None:
+        """Ask it to drain and end, and kill it where it has not after so long."""
+        self.terminate()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self.ended()
+        self.kill()
+        await self.ended()
+
     def epitaph(self) -> str:
         """Which part ended and why, in one sentence."""
         if self._sentence:
@@ -162,7 +171,7 @@ class Child:
     def _note(self, raw: bytes) -> None:
         note = json.loads(raw)
         if "progress" in note:
-            self._display.progress(self.part.name, note["text"], note["progress"])
+            self._display.progress(note.get("part", self.part.name), note["text"], note["progress"])
         elif "fail" in note:
             self._sentence = note["fail"]
         elif not self.served:

@@ -51,7 +51,7 @@ class Config:
     max_context: int = setting(0, "most tokens of prompt and output together; 0: the model's", ("worker",), low=0)
 
     # HTTP
-    host: str = setting("127.0.0.1", "address the server listens on", ("frontend",))
+    host: str = setting("127.0.0.1", "address the server listens on; `unix:`: files in run_dir", ("frontend",))
     port: int = setting(10210, "port the server listens on; 0: any free one", ("frontend",), low=0, high=65535)
     frontends: int = setting(1, "processes that serve HTTP, all on the one port", (), low=1, high=64)
     max_body_bytes: int = setting(64 * MIB, "largest request body", ("frontend",), low=1024)
@@ -64,7 +64,9 @@ class Config:
     # Files and batches
     data_dir: str = setting("", "folder for files and batches; empty: there are none", ("frontend",))
     max_file_size: int = setting(10 << 30, "largest file that is taken, in bytes", ("frontend",), low=1)
-    batch_items: int = setting(4096, "requests of batches that are in the engine at once", ("frontend",), low=1)
+    batch_items: int = setting(
+        4096, "requests of batches that are in the engine at once; offline: for each replica", ("frontend",), low=1
+    )
 
     # Processes
     broker: str = setting("", "the broker's address, ipc://PATH or tcp://HOST:PORT; `toka` chooses one")
@@ -127,14 +129,14 @@ def load(args: Sequence[str], part: str | None = None, environ: Mapping[str, str
         raw = environ.get(f"TOKA_{name.upper()}")
         if raw is not None:
             values[name] = _value(known[name], raw, f"TOKA_{name.upper()}")
-    for key, raw in _pairs(args):
+    for key, raw in pairs(args):
         values[key] = _value(_known(known, key), raw, key)
     if values.get("config"):
         values = _file(known, values["config"]) | values
     return Config(**values)
 
 
-def arguments(config: Config, part: str) -> list[str]:
+def arguments(config: Config, part: str | None = None) -> list[str]:
     """The `key=value` arguments that make `load(..., part)` give what `config` holds for that part."""
     given = {k: getattr(config, k) for k, f in settings(part).items() if getattr(config, k) != f.default}
     given.pop("config", None)
@@ -153,8 +155,9 @@ def help_text(program: str, summary: str, part: str | None = None) -> str:
     return "\n".join(lines)
 
 
-def _pairs(args: Sequence[str]) -> list[tuple[str, str]]:
-    pairs: list[tuple[str, str]] = []
+def pairs(args: Sequence[str]) -> list[tuple[str, str]]:
+    """The names and values in `args`. ValueError, in one sentence, for what is neither."""
+    found: list[tuple[str, str]] = []
     rest = list(args)
     while rest:
         arg = rest.pop(0)
@@ -163,8 +166,8 @@ def _pairs(args: Sequence[str]) -> list[tuple[str, str]]:
             if not arg.startswith("--") or not rest:
                 raise ValueError(f"{arg!r}: expected key=value or --key value")
             value = rest.pop(0)
-        pairs.append((key.replace("-", "_"), value))
-    return pairs
+        found.append((key.replace("-", "_"), value))
+    return found
 
 
 def _known(known: Mapping[str, dataclasses.Field[Any]], key: str) -> dataclasses.Field[Any]:

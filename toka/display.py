@@ -6,7 +6,12 @@ import contextlib
 import logging
 import sys
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+from toka import process
+
+if TYPE_CHECKING:
+    from rich.progress import TaskID
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +30,9 @@ class Display(Protocol):
 
 
 def display(parts: Sequence[str]) -> Display:
-    """The display that suits stderr."""
+    """The one that suits: of whoever started this process and hears of the start, or of stderr."""
+    if process.supervised():
+        return Relay()
     return Bars(parts) if sys.stderr.isatty() else Lines()
 
 
@@ -52,8 +59,32 @@ class Lines:
         self._closed = True
 
 
+class Relay(Lines):
+    """Lines, and the start told to whoever started this process as well."""
+
+    def progress(self, part: str, text: str, fraction: float) -> None:
+        super().progress(part, text, fraction)
+        process.pass_on(part, text, fraction)
+
+    def ready(self, part: str) -> None:
+        super().ready(part)
+        process.pass_on(part, "ready", 1.0)
+
+
+class Quiet(Lines):
+    """Nothing of the start, but what the parts write."""
+
+    def progress(self, part: str, text: str, fraction: float) -> None:
+        pass
+
+    def ready(self, part: str) -> None:
+        pass
+
+
 class Bars(Lines):
-    def __init__(self, parts: Sequence[str]) -> None:
+    """Bars for `parts`, and for others when they are first heard of."""
+
+    def __init__(self, parts: Sequence[str] = ()) -> None:
         # Rich takes a tenth of a second to import: only where it is used.
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -61,18 +92,26 @@ class Bars(Lines):
         super().__init__()
         columns = (TextColumn("{task.fields[part]:<14}"), BarColumn(), TextColumn("{task.description}"))
         self._bars = Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True)
-        self._tasks = {part: self._bars.add_task("starting", total=1.0, part=part) for part in parts}
+        self._tasks = {part: self._add(part) for part in parts}
         self._bars.start()
+
+    def _add(self, part: str) -> TaskID:
+        return self._bars.add_task("starting", total=1.0, part=part)
+
+    def _show(self, part: str, text: str, fraction: float) -> None:
+        if part not in self._tasks:
+            self._tasks[part] = self._add(part)
+        self._bars.update(self._tasks[part], description=text, completed=fraction)
 
     def progress(self, part: str, text: str, fraction: float) -> None:
         if not self._closed:
-            self._bars.update(self._tasks[part], description=text, completed=fraction)
+            self._show(part, text, fraction)
 
     def ready(self, part: str) -> None:
         if self._closed:
             super().ready(part)
         else:
-            self._bars.update(self._tasks[part], description="ready", completed=1.0)
+            self._show(part, "ready", 1.0)
 
     def line(self, text: str) -> None:
         if self._closed:

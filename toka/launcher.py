@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import itertools
 import json
 import logging
 import os
+import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -18,9 +20,9 @@ from toka.child import Part
 from toka.config import Config, arguments
 from toka.display import display
 from toka.folders import check_replica_name, run_folder
-from toka.listen import listen
+from toka.listen import UNIX, listen, listen_privately
 from toka.placement import Place, own_stages, places
-from toka.process import begin, command_line, fail
+from toka.process import begin, command_line, fail, ready, supervised
 from toka.sockets import check_endpoint, unlink, worker_endpoint
 from toka.supervisor import Supervisor, Unit
 from toka.trace import gathered
@@ -35,7 +37,7 @@ log = logging.getLogger(__name__)
 def main(stage: str = STAGE) -> None:
     """`stage`: the module that runs as a replica's stages (measurements have one without a model)."""
     config = command_line("toka", "an LLM inference server, the whole of it on one machine")
-    begin("toka", "toka: launcher", config)
+    begin("toka", "toka: launcher", config, orphaned=signal.SIGTERM)
     try:
         with run_folder(config.run_dir) as folder, gathered(config.trace, folder):
             status = asyncio.run(serve(config, folder, stage))
@@ -60,12 +62,15 @@ async def serve(config: Config, folder: Path, stage: str = STAGE) -> int:
     began = time.monotonic()
 
     async def on_ready(texts: Mapping[str, str]) -> None:
-        url = texts[frontends[0].name]
-        await until_serving(url, frontends)
-        log.info("ready", extra={"url": url, "seconds": time.monotonic() - began})
+        urls = list(dict.fromkeys(texts[each.name] for each in frontends))
+        await until_serving(urls, frontends)
+        log.info("ready", extra={"url": urls[0], "seconds": time.monotonic() - began})
+        if supervised():
+            ready("\n".join(urls))
+            return
         # A pipe that is closed or a disk that is full; unbuffered, since Python fails if it cannot flush at its end.
         with contextlib.suppress(OSError):
-            os.write(sys.stdout.fileno(), f"{example(url)}\n".encode())
+            os.write(sys.stdout.fileno(), f"{example(urls[0])}\n".encode())
 
     try:
         return await supervise(config, units).run(on_ready)
@@ -88,10 +93,14 @@ def supervise(config: Config, units: Sequence[Unit]) -> Supervisor:
 def frontend_units(config: Config) -> list[Unit]:
     """The frontends, each with sockets of its own on the one port; ValueError where that cannot be had."""
     args = arguments(config, "frontend")
+    if config.host == UNIX:
+        listening = listen_privately(Path(config.run_dir), config.frontends)
+    else:
+        listening = listen(config.host, config.port, config.frontends)
     numbers = map(str, range(config.frontends)) if config.frontends > 1 else [""]
     return [
         Unit("frontend", [Part(f"frontend {number}".strip(), "frontend", args, {"TOKA_FRONTEND": number}, sockets)])
-        for number, sockets in zip(numbers, listen(config.host, config.port, config.frontends))
+        for number, sockets in zip(numbers, listening)
     ]
 
 
@@ -133,14 +142,15 @@ def replica_unit(config: Config, name: str, sockets: Path, stage: str = STAGE, p
     )
 
 
-async def until_serving(url: str, frontends: Sequence[Unit]) -> None:
-    """Wait until every frontend at `url` has said that it can serve: parts may be ready and not have met yet.
+async def until_serving(urls: Sequence[str], frontends: Sequence[Unit]) -> None:
+    """Wait until every frontend at `urls` has said that it can serve: parts may be ready and not have met yet.
 
-    Which of them answers is by chance. One that is given up meanwhile is not waited for.
+    Which of those at one URL answers is by chance. One that is given up meanwhile is not waited for.
     """
     serving: set[int] = set()
+    asked = itertools.cycle(urls)
     while any(number not in serving and not unit.gave_up for number, unit in enumerate(frontends)):
-        number = await answers(url)
+        number = await answers(next(asked))
         if number is None or number in serving:
             await asyncio.sleep(POLL_SECONDS)
         else:
@@ -151,9 +161,12 @@ async def answers(url: str) -> int | None:
     """The number of the frontend that answers GET /ready with 200; None where one does not."""
     parts = urlsplit(reachable(url))
     try:
-        reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+        if parts.scheme == "unix":
+            reader, writer = await asyncio.open_unix_connection(parts.path)
+        else:
+            reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
         try:
-            writer.write(f"GET /ready HTTP/1.0\r\nHost: {parts.netloc}\r\n\r\n".encode())
+            writer.write(f"GET /ready HTTP/1.0\r\nHost: {parts.netloc or 'toka'}\r\n\r\n".encode())
             head, _, body = (await reader.read()).partition(b"\r\n\r\n")
             return int(json.loads(body)["frontend"]) if b" 200 " in head.partition(b"\r\n")[0] else None
         finally:
@@ -170,5 +183,6 @@ def reachable(url: str) -> str:
 
 def example(url: str) -> str:
     """A line for a shell that streams an answer from the server at `url`."""
-    path, body = f"{reachable(url)}/v1/chat/completions", json.dumps(EXAMPLE)
+    base = f"--unix-socket {url.removeprefix(UNIX)} http://toka" if url.startswith(UNIX) else reachable(url)
+    path, body = f"{base}/v1/chat/completions", json.dumps(EXAMPLE)
     return f"curl -N {path} -H 'Content-Type: application/json' -d '{body}'"

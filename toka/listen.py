@@ -11,10 +11,13 @@ import errno
 import os
 import socket
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 BACKLOG = 4096
 """Connections that wait to be accepted: batch clients open thousands at once."""
+UNIX = "unix:"
+"""The host that stands for files in a private folder; in an address, what comes before the path of one."""
 LISTEN_FDS = "TOKA_LISTEN_FDS"
 """The descriptors, with commas, that a part inherits."""
 
@@ -68,6 +71,27 @@ def _is_there(family: int, kind: int, protocol: int, _: str, address: tuple[Any,
     except OSError as error:
         return error.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
     return True
+
+
+def listen_privately(folder: Path, processes: int) -> list[Sockets]:
+    """Listen at a file in `folder` for each of `processes`: no balance is struck between sockets of this kind."""
+    sets: list[Sockets] = []
+    for number in range(processes):
+        path = folder / f"http-{number}"
+        path.unlink(missing_ok=True)
+        own = socket.socket(socket.AF_UNIX)
+        own.bind(str(path))
+        own.listen(BACKLOG)
+        sets.append([own])
+    return sets
+
+
+def address(listening: socket.socket, host: str) -> str:
+    """What is reached at `listening`: `http://HOST:PORT`, or `unix:PATH`."""
+    name = listening.getsockname()
+    if listening.family == socket.AF_UNIX:
+        return f"{UNIX}{name}"
+    return f"http://[{host}]:{name[1]}" if ":" in host else f"http://{host}:{name[1]}"
 
 
 def inherited() -> Sockets:

@@ -6,9 +6,10 @@
         ...
         ready()
 
-A supervisor (`toka.supervisor`) gives the parts it starts two variables: TOKA_NOTIFY_FD, a pipe for the
-JSON lines `{"progress": fraction, "text": ...}`, `{"ready": text}` and `{"fail": sentence}`; and
-TOKA_PARENT, its own process id, with which the part dies. SIGTERM asks a part to drain and to exit with 0.
+Whoever starts a part (`toka.child`) gives it two variables: TOKA_NOTIFY_FD, a pipe for the JSON lines
+`{"progress": fraction, "text": ...}`, `{"ready": text}` and `{"fail": sentence}`; and TOKA_PARENT, its own
+process id, with which the part dies. SIGTERM asks a part to drain and to exit with 0. The launcher itself is
+started in this way by `toka.LLM` and `toka-batch`; its progress is that of its parts, which it names.
 """
 
 from __future__ import annotations
@@ -77,11 +78,12 @@ def version() -> str:
     return str(tomllib.loads((HOME / "pyproject.toml").read_text())["project"]["version"])
 
 
-def begin(part: str, title: str, config: settings.Config) -> None:
+def begin(part: str, title: str, config: settings.Config, orphaned: signal.Signals = signal.SIGKILL) -> None:
     """Become `part` (one word, for the logs), shown by `ps` as `title`, e.g. "toka: stage r0.0".
 
-    Call first of all in main(), from the main thread. Ends the process with one sentence if a package of
-    the parts that is imported does not lie beside `toka`.
+    `orphaned` is the signal that the process gets when the one that started it ends. Call first of all in main(),
+    from the main thread. Ends the process with one sentence if a package of the parts that is imported does not
+    lie beside `toka`.
     """
     global _notify_fd
     _open_standard_streams()
@@ -90,7 +92,7 @@ def begin(part: str, title: str, config: settings.Config) -> None:
         _notify_fd = int(descriptor)
         os.set_inheritable(_notify_fd, False)
     if parent:
-        _die_with(int(parent))
+        _die_with(int(parent), orphaned)
     logs.configure(part, config.log_level)
     setproctitle.setproctitle(title)
     for name in PACKAGES:
@@ -115,6 +117,16 @@ def progress(text: str, fraction: float) -> None:
         log.info(text, extra={"done": f"{fraction:.0%}"})
 
 
+def supervised() -> bool:
+    """Whether somebody hears what this process tells."""
+    return _notify_fd is not None
+
+
+def pass_on(part: str, text: str, fraction: float) -> None:
+    """Tell how far the start of a part is that this process has started."""
+    _notify({"part": part, "progress": fraction, "text": text})
+
+
 def settle() -> None:
     """Call when everything is loaded that stays: the garbage collector looks at none of it again, and seldom at
     the rest, of which there is much and little in cycles."""
@@ -129,21 +141,27 @@ def ready(text: str = "") -> None:
         log.info("ready", extra={"at": text} if text else {})
 
 
-def fail(sentence: str) -> NoReturn:
-    """End with status 1, telling why in one sentence for the user."""
+def explain(sentence: str) -> None:
+    """Tell the user in one sentence why this process is about to end."""
     if not _notify({"fail": sentence}):
         log.error(sentence)
+
+
+def fail(sentence: str) -> NoReturn:
+    """End with status 1, telling why in one sentence for the user."""
+    explain(sentence)
     sys.exit(1)
 
 
-def raise_file_limit() -> None:
-    """Lift the limit on open files as far as it goes, and warn where that is not far: each connection takes one."""
+def raise_file_limit(wanted: int = _FILES_MOST) -> None:
+    """Lift the limit on open files as far as it goes, up to `wanted`, and warn where that is not far: each connection
+    takes one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = _FILES_MOST if hard == resource.RLIM_INFINITY else min(hard, _FILES_MOST)
+    most = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
     if soft != resource.RLIM_INFINITY and soft < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
         soft = most
-    if soft != resource.RLIM_INFINITY and soft < _FILES_WANTED:
+    if soft != resource.RLIM_INFINITY and soft < min(wanted, _FILES_WANTED):
         log.warning("few files may be open at once; raise `ulimit -n`", extra={"limit": soft})
 
 
@@ -156,10 +174,10 @@ def _notify(line: dict[str, Any]) -> bool:
     return True
 
 
-def _die_with(parent: int) -> None:
-    """Be killed when the process `parent`, which started this one, ends in whatever way (Linux only)."""
+def _die_with(parent: int, number: signal.Signals) -> None:
+    """Get a signal when the process `parent`, which started this one, ends in whatever way (Linux only)."""
     if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:
         # It ended before the call above.
         os._exit(1)

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from toka.child import Child, Part, PartFailed
 from toka.display import Display
+from toka.process import explain
 
 LAST_WORDS_SECONDS = 1.0
 """For a part that ended before it was ready to have said why."""
@@ -92,7 +93,7 @@ class Supervisor:
             return self._status(await self._drain())
         except PartFailed as failure:
             self._display.close()
-            log.error(str(failure))
+            explain(str(failure))
             await self._end([child for unit in self.units for child in unit.children], ABORT_SECONDS)
             return self._status(1)
 

@@ -158,7 +158,7 @@ async def test_a_start_is_over_when_each_frontend_that_is_not_given_up_has_answe
 
     async with await asyncio.start_server(serve_one, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
-        await asyncio.wait_for(until_serving(f"http://127.0.0.1:{port}", units), 10)
+        await asyncio.wait_for(until_serving([f"http://127.0.0.1:{port}"], units), 10)
     assert answered == 3
 
 

@@ -6,11 +6,12 @@ import contextlib
 import errno
 import os
 import socket
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from toka.listen import LISTEN_FDS, inherited, listen
+from toka.listen import LISTEN_FDS, address, inherited, listen, listen_privately
 
 
 def accepted(listening: socket.socket) -> int:
@@ -102,3 +103,22 @@ def test_what_is_inherited_is_taken_once(monkeypatch: pytest.MonkeyPatch):
     assert not inherited()
     own.close()
     mine.close()
+
+
+def test_each_process_has_a_file_of_its_own_in_a_private_folder(tmp_path: Path):
+    for _ in range(2):  # What a process has left that was killed is in nobody's way.
+        sets = listen_privately(tmp_path, 2)
+        for number, [each] in enumerate(sets):
+            assert address(each, "") == f"unix:{tmp_path}/http-{number}"
+            with socket.socket(socket.AF_UNIX) as client:
+                client.connect(str(tmp_path / f"http-{number}"))
+                assert accepted(each) == 1
+            each.close()
+
+
+@pytest.mark.parametrize(("host", "url"), [("127.0.0.1", "http://127.0.0.1:"), ("::1", "http://[::1]:")])
+def test_an_address_is_a_url(host: str, url: str):
+    with contextlib.suppress(ValueError):  # IPv6 may be off.
+        [[each]] = listen(host, 0)
+        assert address(each, host) == f"{url}{each.getsockname()[1]}"
+        each.close()
