@@ -34,7 +34,7 @@ SEED_BITS = 64
 PROMPTS_AT_ONCE = 64
 """Prompts looked at before other tasks of the event loop get their turn."""
 MOST_SCORES = 1 << 20
-"""Log-probabilities of prompts in one answer: some 30 MB of it."""
+"""Log-probabilities of prompts in one answer: 30 to 50 MB of it."""
 DEFAULT_MAX_TOKENS = 16
 """Of completions, as OpenAI's; a chat may go on to the end of the context."""
 
