@@ -73,8 +73,9 @@ async def measure(own: dict[str, int], settings: dict[str, str]) -> None:
     grammars = {"without": "", "with a grammar": schema(PEOPLE)}
     found: dict[str, list[float]] = {name: [] for name in grammars}
     with tempfile.TemporaryDirectory() as folder:
-        broker: Any = f"ipc://{folder}/broker"
-        with serve(broker=broker, max_seqs=own["rows"], **settings) as server:
+        broker = f"ipc://{folder}/broker"
+        given: dict[str, Any] = {"broker": broker, "max_seqs": own["rows"], **settings}
+        with serve(**given) as server:
             matcher = server.part("toka: matcher r0")
             async with grammar_client(broker, settings.get("model", "")) as client:
                 for number in range(own["rounds"] + 1):

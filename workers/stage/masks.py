@@ -89,7 +89,8 @@ class Allowed:
     def few(self) -> Ints:
         """The samples that may be given few ids."""
         constrained = np.flatnonzero(self.constrained)
-        return constrained[(self.bits[self.rows[constrained]] != 0).sum(1) <= FEW_BYTES]
+        found: Ints = constrained[(self.bits[self.rows[constrained]] != 0).sum(1) <= FEW_BYTES]
+        return found
 
     def columns(self, ids: range) -> Ints:
         """[samples, most]: which of the model's `ids` each may be given, from the first of them on; then -1."""

@@ -141,7 +141,8 @@ class Sampler:
         few = allowed.few()
         slots = slots[few]
         random = self.slots.floats[slots, TEMPERATURE] > 0
-        return few[random & ~self._filtered(slots) & ~self._edited(slots)]
+        found: Ints = few[random & ~self._filtered(slots) & ~self._edited(slots)]
+        return found
 
     def _draw_among(
         self, logits: Tensor, rows: Ints, slots: Ints, positions: Ints, allowed: Allowed
@@ -163,8 +164,10 @@ class Sampler:
 
     def _filtered(self, slots: Ints) -> NDArray[np.bool_]:
         floats = self.slots.floats[slots]
-        filtered: NDArray[np.bool_] = (floats[:, MIN_P] > 0) | (floats[:, TOP_P] < 1)
-        return filtered | (self.slots.ints[slots, TOP_K] > 0)
+        filtered: NDArray[np.bool_] = (
+            (floats[:, MIN_P] > 0) | (floats[:, TOP_P] < 1) | (self.slots.ints[slots, TOP_K] > 0)
+        )
+        return filtered
 
     def _edited(self, slots: Ints) -> NDArray[np.bool_]:
         edited = np.array([slot in self.slots.edits for slot in slots.tolist()], np.bool_)
