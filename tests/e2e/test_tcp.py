@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import httpx
 import pytest
 
 from tests.e2e.conftest import SIZES
+from tests.support.grammar_client import check, grammar_client
 from tests.support.namespaces import two_hosts
 from tests.support.server import Running, free_port, running, until
 from toka.keygen import add_client, make_keys
@@ -114,12 +116,19 @@ def test_the_stages_of_a_replica_on_two_hosts(folder: Path, private: Path, keys:
                 running("frontend", broker=broker, keys=keys, model=folder, port=0, run_dir=private / "f")
             )
             assert complete(front) == greedy(IDS, 12)
+            # The matcher is here, and whoever waits for its masks there.
+            asyncio.run(check_grammars(broker, folder, keys))
             # The replica starts over as a whole when one host's share of it has died.
             far.part(f"toka: stage r0.{tp_size}").kill()
             url = front.wait_for(r"ready at=(http\S+)")[1]
             until(lambda: not serves(url), 30, "the replica's end is noticed")
             until(lambda: serves(url), 90, f"the replica is back:\n{far.output}")
             assert ask(url) == greedy(IDS, 12)
+
+
+async def check_grammars(broker: str, folder: Path, keys: Path) -> None:
+    async with grammar_client(broker, str(folder), str(keys)) as client:
+        await asyncio.wait_for(check(client, times=1), 60)
 
 
 def test_hosts_that_do_not_agree_end_the_start(folder: Path, private: Path, keys: Path):

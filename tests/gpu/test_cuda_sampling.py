@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Condition, Thread
 
 import numpy as np
 import pytest
 import torch
 
+from tests.support.matching import some_allowed
 from tests.support.plans import Row, Setup, plan
 from tests.support.stage import Driver
-from tests.support.tiny import tiny_model
+from tests.support.tiny import VOCAB_SIZE, tiny_model
 from toka.config import Config
 from workers.stage.build import build
+from workers.stage.masks import Allowed
 from workers.stage.sampler import Drawn, Sampler
 from workers.stage.slots import Slots
 
@@ -74,13 +78,13 @@ class Both:
         self.special = Special(self.draw, 2, count)
         self.special.set_up(made)
 
-    def step(self, logits: torch.Tensor, output: int) -> tuple[Found, Drawn]:
+    def step(self, logits: torch.Tensor, output: int, allowed: Allowed | None = None) -> tuple[Found, Drawn]:
         rows, outputs = np.arange(len(logits)), np.full(len(logits), output, np.int32)
-        want = self.sampler.sample(logits.float(), rows, self.where.astype(np.int64), outputs.astype(np.int64))
+        want = self.sampler.sample(logits.float(), rows, self.where.astype(np.int64), outputs.astype(np.int64), allowed)
         self.slots.record(self.where.astype(np.int64), want.tokens)
         wanted = self.special.wanted(self.where)
         width, size = self.special.width(wanted), self.special.size(len(logits))
-        self.special.fill(rows, self.where, outputs)
+        self.special.fill(rows, self.where, outputs, allowed)
         self.special.run(logits, size, width)
         results = self.special.results(len(logits), width).cpu().numpy()
         return found([results], wanted, width), want
@@ -119,6 +123,21 @@ def test_all_options_mixed(spread: float) -> None:
     for output in range(8):
         got, want = both.step(logits, output)
         check(got, want, logits, [setup.logprobs for setup in setups])
+
+
+def test_masks_among_all_options() -> None:
+    kinds = [Setup(slot=0), *OPTIONS.values()]
+    for output in range(4):
+        allowed = some_allowed(90, VOCABULARY, output)
+        constrained = allowed.constrained.tolist()
+        setups = [replace(kinds[i % len(kinds)], slot=i, seed=i, constrained=constrained[i]) for i in range(90)]
+        both, logits = Both(setups), logits_of(90)
+        assert both.special.constrained[:90].tolist() == constrained
+        assert both.special.among(both.where, np.full(90, 99, np.int32))[allowed.constrained].all()
+        got, want = both.step(logits, output, allowed)
+        check(got, want, logits, [setup.logprobs for setup in setups])
+        banned = allowed.banned(range(VOCABULARY))
+        assert not banned[np.arange(len(banned)), got.tokens[allowed.constrained]].any()
 
 
 def test_a_slot_taken_over_is_plain_and_has_no_edits() -> None:
@@ -212,3 +231,75 @@ def test_many_special_rows_stay_within_their_memory() -> None:
     torch.cuda.synchronize()
     assert torch.cuda.max_memory_allocated() - before < PORTION_BYTES * 1.1
     assert len(set(last[:rows].tolist())) > rows // 4
+
+
+class Following:
+    """A matcher that allows one id, which follows from the one before it."""
+
+    def __init__(self, slots: int) -> None:
+        self.known: dict[int, np.ndarray] = {0: np.arange(slots, dtype=np.int32)}
+        self._changed = Condition()
+
+    @staticmethod
+    def after(tokens: np.ndarray) -> np.ndarray:
+        return (tokens * 7 + 3) % VOCAB_SIZE
+
+    def masks(self, step: int) -> np.ndarray:
+        """Of step 1 without having seen any; others wait for what the step before them drew."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: step - 1 in self.known, 20), "nobody tells what was drawn"
+            ids = self.after(self.known[step - 1])
+        return np.packbits(np.eye(VOCAB_SIZE, dtype=np.uint8)[ids], axis=1, bitorder="little").reshape(-1)
+
+    def sampled(self, step: int, slots: np.ndarray, tokens: np.ndarray) -> None:
+        with self._changed:
+            self.known[step] = tokens
+            self._changed.notify_all()
+
+
+def test_steps_that_wait_for_masks_while_another_thread_tells_what_was_drawn(case: Case) -> None:
+    """Every third sample is constrained, the others are drawn as ever; nothing waits for itself."""
+    executor, driver, steps = case.executor, Driver(case.executor), 12
+    setups = [replace(setup, banned=[], bias={}, constrained=setup.slot % 3 == 0) for setup in case.setups]
+    own = [setup.slot for setup in setups if setup.constrained]
+    executor.matcher = matcher = Following(len(own))
+    table = [(setup.slot, 0, driver.free.pop()) for setup in setups]
+    plans = [
+        plan(
+            step=i,
+            setups=setups if i == 1 else [],
+            table=table if i == 1 else [],
+            rows=[
+                Row(slot=s.slot, start=i - 1, tokens=[-1 if i > 1 else 7], samples=[(s.slot, i - 1)]) for s in setups
+            ],
+        )
+        for i in range(1, steps)
+    ]
+    results = []
+    launched: list[int] = []
+
+    def collect() -> None:
+        for at in range(len(plans)):
+            while len(launched) <= at:
+                time.sleep(0.001)
+            results.append(executor.collect())
+
+    collecting = Thread(target=collect, daemon=True)
+    collecting.start()
+    try:
+        for each in plans:
+            executor.submit(each)
+            launched.append(each.step)
+        collecting.join(20)
+    finally:
+        executor.matcher = None
+    assert len(results) == len(plans)
+    want = matcher.known[0]
+    for result in results:
+        want = matcher.after(want)
+        assert result.tokens[own].tolist() == want.tolist()
+    others = [slot for slot in range(len(setups)) if slot not in own]
+    assert len({tuple(result.tokens[others].tolist()) for result in results}) > 1
+    # The slots are free of it for whoever comes next.
+    executor.execute(plan(step=99, setups=[Setup(slot=i) for i in range(len(setups))]))
+    assert executor.sampling is not None and not executor.sampling.special.constrained.any()

@@ -24,9 +24,9 @@ from toka.text.vocabulary import Vocabulary
 class GrammarClient:
     """Beside the server's own frontends, at its broker."""
 
-    def __init__(self, broker: str, model: str = "") -> None:
+    def __init__(self, broker: str, model: str = "", keys: str = "") -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.engine = Engine(self.context, broker)
+        self.engine = Engine(self.context, broker, keys)
         self.tokenizer = open_model(model).tokenizer()
         self._vocabulary = Vocabulary(self.tokenizer)
 
@@ -62,8 +62,8 @@ class GrammarClient:
 
 
 @contextlib.asynccontextmanager
-async def grammar_client(broker: str, model: str = "") -> AsyncIterator[GrammarClient]:
-    client = GrammarClient(broker, model)
+async def grammar_client(broker: str, model: str = "", keys: str = "") -> AsyncIterator[GrammarClient]:
+    client = GrammarClient(broker, model, keys)
     running = asyncio.create_task(client.engine.run())
     try:
         # Nothing is sent before; what is sent then waits at the broker for a replica.

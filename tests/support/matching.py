@@ -34,9 +34,9 @@ class LocalMatcher:
         failed = [each for each in told if isinstance(each, GrammarFailed)]
         for each in failed:
             self.matching.answered(each)
-        for each in [*told, *self.matching.advance()]:
-            if isinstance(each, Masks):
-                self._masks[each.step] = each.bits
+        for message in [*told, *self.matching.advance()]:
+            if isinstance(message, Masks):
+                self._masks[message.step] = message.bits
         return failed
 
     def masks(self, step: int) -> NDArray[np.uint8]:

@@ -41,11 +41,10 @@ class Loop:
         """Those that have not said hello: what is sent to them would be dropped."""
         self._held: list[Masks] = []
         self._compiling: dict[int, Future[LLMatcher]] = {}
-        self._stopped = False
 
     def run(self) -> None:
         """Serve until the manager says Stop and the steps that it sent before have their masks."""
-        while not self._stopped or self._held or self._matching.pending:
+        while not self._matching.alone or self._held or self._matching.pending:
             self._socket.poll(COMPILING_MS if self._compiling else None)
             while (frames := receive(self._socket)) is not None:
                 sender, *rest = frames
@@ -72,7 +71,7 @@ class Loop:
             case StageHello():
                 self._absent.discard(sender)
             case Stop():
-                self._stopped = True
+                self._matching.alone = True
             case _ if message is not None:
                 log.warning("message dropped: not for a matcher", extra={"message": type(message).__name__})
 

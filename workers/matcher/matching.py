@@ -35,6 +35,8 @@ class Matching:
     def __init__(self, grammars: Grammars) -> None:
         self._grammars = grammars
         self._slots: dict[int, Constraint] = {}
+        self.alone = False
+        """Whether the manager is gone, and answers no failure any more."""
         self._steps: dict[int, _Step] = {}
         """By number, from their Constrain until what they sampled has come."""
 
@@ -75,7 +77,7 @@ class Matching:
                     row.told = True
                     told.append(GrammarFailed(slot=row.slot, reason=row.error))
                 step.unanswered = {row.slot for row in failed}
-            if not step.unanswered:
+            if not step.unanswered or self.alone:
                 told.append(Masks(step=step.number, bits=step.masks.reshape(-1).view(np.uint8)))
                 step.given, step.masks = True, None
         return told

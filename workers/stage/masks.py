@@ -14,6 +14,10 @@ from toka.messages import Int32, Masks, Sampled, StageHello
 from toka.sockets import open_socket, parse, prepare, send
 from workers import endpoints
 
+FEW_BYTES = 256
+"""A mask with so many bytes that are not 0, or fewer, allows few ids: as a rule where a grammar wants punctuation or
+a name, which is most of JSON."""
+
 Ints = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
 
@@ -81,6 +85,25 @@ class Allowed:
         found = np.unpackbits(bits[:, first:end], axis=1, bitorder="little")
         banned: NDArray[np.bool_] = found[:, ids.start - 8 * first :][:, : len(ids)] == 0
         return banned
+
+    def few(self) -> Ints:
+        """The samples that may be given few ids."""
+        constrained = np.flatnonzero(self.constrained)
+        found: Ints = constrained[(self.bits[self.rows[constrained]] != 0).sum(1) <= FEW_BYTES]
+        return found
+
+    def columns(self, ids: range) -> Ints:
+        """[samples, most]: which of the model's `ids` each may be given, from the first of them on; then -1."""
+        bits = self.bits[self.rows]
+        sample, byte = np.nonzero(bits)
+        entry, bit = np.nonzero(np.unpackbits(bits[sample, byte][:, None], axis=1, bitorder="little"))
+        sample, column = sample[entry], byte[entry] * 8 + bit - ids.start
+        inside = (column >= 0) & (column < len(ids))
+        sample, column = sample[inside], column[inside]
+        counts = np.bincount(sample, minlength=len(bits))
+        found = np.full((len(bits), max(1, int(counts.max()))), -1)
+        found[sample, np.arange(len(sample)) - np.repeat(np.cumsum(counts) - counts, counts)] = column
+        return found
 
 
 def allowed(matcher: Matcher | None, step: int, constrained: NDArray[np.bool_]) -> Allowed | None:

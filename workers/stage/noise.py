@@ -114,6 +114,15 @@ def draw(x: Tensor, temperatures: Tensor, keys: Tensor, words: Tensor) -> tuple[
     return drawn, won
 
 
+def draw_among(x: Tensor, columns: Tensor, temperatures: Tensor, keys: Tensor, words: Tensor) -> tuple[Tensor, Tensor]:
+    """As `draw`, among few ids. x: [rows, few], of these columns, -1 where there is none."""
+    ids = columns.clamp(min=0)
+    bits = (words[0][ids] ^ keys[:, :1]) * (words[1][ids] ^ keys[:, 1:])
+    noised = (x.float() / temperatures[:, None] + gumbel(bits)).masked_fill_(columns < 0, float("-inf"))
+    won, place = noised.max(1)
+    return ids.gather(1, place[:, None])[:, 0], won
+
+
 def _draw_all(scores: Tensor, temperatures: Tensor, keys: Tensor, words: Tensor) -> tuple[Tensor, Tensor]:
     noised = scores.flatten(1).float() / temperatures + gumbel(noise_bits(keys, words))
     winners = argmax(noised)

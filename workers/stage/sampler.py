@@ -80,12 +80,17 @@ class Sampler:
         if plain.any():
             at, of = self._index(np.flatnonzero(plain)), self._index(rows[plain])
             columns[at], scores[at] = (each[of] for each in _greedy(logits))
-        others = np.flatnonzero(~plain)
+        narrow = self._narrow(slots, allowed)
+        if allowed is not None and len(narrow):
+            some = allowed.of(narrow)
+            at = self._index(narrow)
+            columns[at], scores[at] = self._draw_among(logits, rows[narrow], slots[narrow], positions[narrow], some)
+        others = np.setdiff1d(np.flatnonzero(~plain), narrow)
         for part in np.split(others, range(self.chunk, len(others), self.chunk)):
             if len(part):
                 at = self._index(part)
-                some = allowed and allowed.of(part)
-                columns[at], scores[at] = self._draw(logits, rows[part], slots[part], positions[part], some)
+                parts = rows[part], slots[part], positions[part], allowed and allowed.of(part)
+                columns[at], scores[at] = self._draw(logits, *parts)
         tokens = self._elect(columns, scores)
         return Drawn(tokens, *self._logprobs(logits, rows, slots, tokens))
 
@@ -116,14 +121,12 @@ class Sampler:
         x = logits if whole else logits.index_select(0, self._index(rows))
         if allowed is not None and allowed.constrained.any():
             x, whole = self._masked(x, allowed), False
-        floats = self.slots.floats[slots]
-        filtered = (floats[:, MIN_P] > 0) | (floats[:, TOP_P] < 1) | (self.slots.ints[slots, TOP_K] > 0)
-        edited = self._edited(slots)
+        filtered, edited = self._filtered(slots), self._edited(slots)
         if edited.any() or filtered.any():
             x = x.to(torch.float32, copy=whole)
             self._edit(x, slots, positions)
             self._penalise(x, slots)
-        random = floats[:, TEMPERATURE] > 0
+        random = self.slots.floats[slots, TEMPERATURE] > 0
         if random.all():
             return self._draw_random(x, slots, positions, filtered)
         columns, scores = _greedy(x)
@@ -133,13 +136,40 @@ class Sampler:
             columns[where], scores[where] = drawn
         return columns, scores
 
+    def _narrow(self, slots: Ints, allowed: Allowed | None) -> Ints:
+        """Samples that may be given few ids, and ask for no more than a temperature: a fraction of the work."""
+        if allowed is None:
+            return np.empty(0, np.int64)
+        few = allowed.few()
+        slots = slots[few]
+        random = self.slots.floats[slots, TEMPERATURE] > 0
+        found: Ints = few[random & ~self._filtered(slots) & ~self._edited(slots)]
+        return found
+
+    def _draw_among(
+        self, logits: Tensor, rows: Ints, slots: Ints, positions: Ints, allowed: Allowed
+    ) -> tuple[Tensor, Tensor]:
+        """As `_draw`, of those that are `_narrow`."""
+        columns = self._index(allowed.columns(self._ids))
+        x = logits[self._index(rows)[:, None], columns.clamp(min=0)]
+        return noise.draw_among(
+            x, columns, self._column(slots, TEMPERATURE)[:, 0], self._keys(slots, positions), self._words
+        )
+
     def _masked(self, x: Tensor, allowed: Allowed) -> Tensor:
         """A copy of x, [samples, vocabulary], without what the constrained samples may not be given."""
-        banned = torch.from_numpy(allowed.banned(self._ids)).to(self.device)
+        banned, never = torch.from_numpy(allowed.banned(self._ids)).to(self.device), x.new_tensor(float("-inf"))
         if allowed.constrained.all():
-            return x.masked_fill(banned, float("-inf"))
+            return torch.where(banned, never, x)
         where = self._index(np.flatnonzero(allowed.constrained))
-        return x.index_copy(0, where, x[where].masked_fill_(banned, float("-inf")))
+        return x.index_copy(0, where, torch.where(banned, never, x[where]))
+
+    def _filtered(self, slots: Ints) -> NDArray[np.bool_]:
+        floats = self.slots.floats[slots]
+        filtered: NDArray[np.bool_] = (
+            (floats[:, MIN_P] > 0) | (floats[:, TOP_P] < 1) | (self.slots.ints[slots, TOP_K] > 0)
+        )
+        return filtered
 
     def _edited(self, slots: Ints) -> NDArray[np.bool_]:
         edited = np.array([slot in self.slots.edits for slot in slots.tolist()], np.bool_)
@@ -178,9 +208,11 @@ class Sampler:
             where = self._index(np.flatnonzero(filtered))
             values = x[where]
             x[where] = values.masked_fill_(values < self._least(values, slots[filtered]), float("-inf"))
+        return noise.draw(x, temperatures[:, 0], self._keys(slots, positions), self._words)
+
+    def _keys(self, slots: Ints, positions: Ints) -> Tensor:
         samples = self.slots.ints[slots, SAMPLE].astype(np.int64)
-        keys = noise.row_keys(self._index(self.slots.seeds[slots]), self._index(samples), self._index(positions))
-        return noise.draw(x, temperatures[:, 0], keys, self._words)
+        return noise.row_keys(self._index(self.slots.seeds[slots]), self._index(samples), self._index(positions))
 
     def _least(self, x: Tensor, slots: Ints) -> Tensor:
         """The lowest value that min-p, top-k and top-p keep: [samples, 1]. x: scaled logits."""
