@@ -120,6 +120,13 @@ class Running:
         self.process.send_signal(number)
         return self.wait()
 
+    def kill(self) -> None:
+        """`kill -9`, and wait until what it has started has ended as well."""
+        self.parts()
+        self.process.kill()
+        self.wait()
+        until(lambda: not self.left(), 10, f"the parts of {self.module} ended with it")
+
     def left(self) -> list[str]:
         """What it has started and that still runs though it ended."""
         return [title for each in self._seen.values() if (title := _title(each))]
