@@ -28,6 +28,7 @@ def make_app(service: Service) -> web.Application:
         [
             web.post("/v1/completions", generation.completions),
             web.post("/v1/chat/completions", generation.chat),
+            web.post("/v1/responses", generation.responses),
             web.post("/v1/abort", AbortRoute(service).abort),
             web.get("/v1/models", status.models),
             web.get("/v1/models/{name:.+}", status.model),

@@ -17,7 +17,7 @@ PRIORITY = 1 << 20
 """Of a batch's requests: later than any interactive one that does not ask for worse ..."""
 PRIORITY_RANGE = PRIORITY - 1
 """... and so far from it is what a line asks for counted."""
-_PROMPTS = ("messages", "prompt", "input")
+_PROMPTS = ("instructions", "messages", "prompt", "input")
 """The fields by which requests share their beginning."""
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _FIELDS = ("custom_id", "method", "url", "body")
