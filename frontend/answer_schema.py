@@ -12,7 +12,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from frontend.records import Batch, File
 
-FinishReason = Literal["stop", "length", "abort"]
+FinishReason = Literal["stop", "length", "tool_calls", "abort"]
 Ids = list[int] | UnsetType
 
 
@@ -65,8 +65,9 @@ class Head(Shape):
 
 class CompletionLogprobs(Shape):
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]] | None
+    token_logprobs: list[float | None]
+    """None for the first token of a prompt: nothing stands before it."""
+    top_logprobs: list[dict[str, float] | None] | None
     text_offset: list[int]
 
 
@@ -110,12 +111,26 @@ class ChatLogprobs(Shape):
     refusal: None
 
 
+class CalledFunction(Shape):
+    name: str
+    arguments: str
+    """JSON."""
+
+
+class ToolCallAnswer(Shape):
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class AnswerMessage(Shape):
     role: Literal["assistant"]
-    content: str
+    content: str | None
+    """None where there are calls alone."""
     refusal: None
     reasoning_content: str | UnsetType | None = UNSET
     """Of models that think."""
+    tool_calls: list[ToolCallAnswer] | UnsetType = UNSET
 
 
 class ChatChoice(Shape):
@@ -133,11 +148,27 @@ class ChatCompletion(Head):
     prompt_token_ids: Ids = UNSET
 
 
+class FunctionDelta(Shape):
+    arguments: str
+    """More of them."""
+    name: str | UnsetType = UNSET
+
+
+class ToolCallDelta(Shape):
+    """The first of a call has all fields."""
+
+    index: int
+    function: FunctionDelta
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+
+
 class ChatDelta(Shape):
     role: Literal["assistant"] | UnsetType = UNSET
-    content: str | UnsetType = UNSET
+    content: str | UnsetType | None = UNSET
     refusal: UnsetType | None = UNSET
     reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
 class ChatPart(Shape):
@@ -153,6 +184,77 @@ class ChatCompletionChunk(Head):
     choices: list[ChatPart]
     usage: TokenUsage | UnsetType | None = UNSET
     prompt_token_ids: Ids = UNSET
+
+
+# --- Responses
+
+
+class InputDetails(Shape):
+    cached_tokens: int
+    cache_write_tokens: int
+
+
+class OutputDetails(Shape):
+    reasoning_tokens: int
+
+
+class ResponseUsage(Shape):
+    input_tokens: int
+    input_tokens_details: InputDetails
+    output_tokens: int
+    output_tokens_details: OutputDetails
+    total_tokens: int
+
+
+class ResponseError(Shape):
+    code: str
+    message: str
+
+
+class IncompleteDetails(Shape):
+    reason: Literal["max_output_tokens"]
+
+
+class Response(Shape):
+    """OpenAI's, of whose fields those of the request are repeated."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    completed_at: int | None
+    model: str
+    system_fingerprint: str
+    status: Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
+    error: ResponseError | None
+    incomplete_details: IncompleteDetails | None
+    output: list[dict[str, Any]]
+    """Items of the types message, function_call and reasoning."""
+    usage: ResponseUsage | None
+    background: bool
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, str]
+    parallel_tool_calls: bool
+    previous_response_id: None
+    reasoning: dict[str, None]
+    store: bool
+    temperature: float
+    text: dict[str, Any]
+    tool_choice: str | dict[str, Any]
+    tools: list[dict[str, Any]]
+    top_logprobs: int
+    top_p: float
+    truncation: Literal["disabled"]
+    user: str | None
+    prompt_token_ids: Ids = UNSET
+    token_ids: Ids = UNSET
+
+
+class ResponseEvent(Struct):
+    """One of OpenAI's typed events, with the fields of its type."""
+
+    type: str
+    sequence_number: int
 
 
 # --- The rest

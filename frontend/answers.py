@@ -7,11 +7,13 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from frontend.errors import ApiError
 from frontend.generation import Call
 from frontend.jobs import Job
 from frontend.logprobs import PromptLogprobs, chat_logprobs, completion_logprobs, prompt_logprobs
 from frontend.sample import Piece, Sample
 from frontend.service import Model
+from frontend.stream import DONE
 from frontend.tool_calls import CallDelta
 from toka.messages import Finish
 
@@ -19,15 +21,55 @@ _REASONS = {Finish.NONE: None, Finish.STOP: "stop", Finish.LENGTH: "length", Fin
 
 
 class Answer:
-    """The answer to one call. Subclasses say what is a route's own."""
+    """The answer to one call, whole or as the events of a stream. Subclasses say what is a route's own."""
 
     prefix: str
+    """Of ids."""
+    named = False
+    """Whether events have names."""
+    end = DONE
+    """Behind the last event."""
+
+    def __init__(self, job: Job, call: Call, model: Model) -> None:
+        self._job, self._call, self._vocabulary = job, call, model.vocabulary
+        self.id = job.request_id or f"{self.prefix}{secrets.token_hex(12)}"
+
+    async def prepare(self, samples: Sequence[Sample] | None = None) -> None:
+        """Make ready what takes long of `chunks` for these samples, or of `whole`; to be called before."""
+
+    def whole(self) -> dict[str, Any]:
+        """All of a finished call."""
+        raise NotImplementedError
+
+    def first_chunks(self) -> list[dict[str, Any]]:
+        """Before anything has come."""
+        return []
+
+    def chunks(self, sample: Sample) -> list[dict[str, Any]]:
+        """What is new of a sample."""
+        raise NotImplementedError
+
+    def last_chunks(self) -> list[dict[str, Any]]:
+        """After every sample has finished."""
+        raise NotImplementedError
+
+    def failure(self, error: ApiError) -> dict[str, Any]:
+        """The last event of a stream that ends before its samples have finished."""
+        return error.body
+
+    @property
+    def _samples(self) -> list[Sample]:
+        return [sample for each in self._call.generations for sample in each.samples]
+
+
+class ChoicesAnswer(Answer):
+    """One whose samples are choices."""
+
     whole_object: str
     chunk_object: str
 
     def __init__(self, job: Job, call: Call, model: Model) -> None:
-        self._job, self._call, self._vocabulary = job, call, model.vocabulary
-        self.id = job.request_id or f"{self.prefix}-{secrets.token_hex(12)}"
+        super().__init__(job, call, model)
         self._head = {
             "id": self.id,
             "created": int(time.time()),
@@ -39,20 +81,12 @@ class Answer:
             self._chunk_head["usage"] = None
         self._begun: set[int] = set()
 
-    async def prepare(self, samples: Sequence[Sample] | None = None) -> None:
-        """Make ready what takes long of `chunks` for these samples, or of `whole`; to be called before."""
-
-    @property
-    def _samples(self) -> list[Sample]:
-        return [sample for each in self._call.generations for sample in each.samples]
-
     def whole(self) -> dict[str, Any]:
         """All of a finished call, choices in order."""
         choices = [self._choice(sample, sample.take()) for sample in self._samples]
         return self._head | {"object": self.whole_object, "choices": choices, "usage": self._usage()}
 
     def chunks(self, sample: Sample) -> list[dict[str, Any]]:
-        """What is new of a sample."""
         piece = sample.take()
         choices: list[dict[str, Any]] = []
         if sample.index not in self._begun and (piece or sample.finish):
@@ -65,7 +99,6 @@ class Answer:
         return [self._chunk_head | {"choices": [choice]} for choice in choices]
 
     def last_chunks(self) -> list[dict[str, Any]]:
-        """After every sample has finished."""
         return [self._chunk_head | {"choices": [], "usage": self._usage()}] if self._job.include_usage else []
 
     def _usage(self) -> dict[str, Any]:
@@ -100,8 +133,8 @@ class Answer:
         raise NotImplementedError
 
 
-class CompletionAnswer(Answer):
-    prefix = "cmpl"
+class CompletionAnswer(ChoicesAnswer):
+    prefix = "cmpl-"
     whole_object = chunk_object = "text_completion"
 
     def __init__(self, job: Job, call: Call, model: Model) -> None:
@@ -149,8 +182,8 @@ class CompletionAnswer(Answer):
         return part | self._ids(piece)
 
 
-class ChatAnswer(Answer):
-    prefix = "chatcmpl"
+class ChatAnswer(ChoicesAnswer):
+    prefix = "chatcmpl-"
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 

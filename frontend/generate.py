@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Awaitable, Callable
+from functools import partial
 
 import msgspec
 from aiohttp import web
 
+from frontend import responses
 from frontend.answers import Answer, ChatAnswer, CompletionAnswer
 from frontend.errors import ApiError
 from frontend.generation import Call
 from frontend.jobs import Job
 from frontend.parse import parse
+from frontend.response_answers import ResponseAnswer, echo
+from frontend.response_schema import ResponseRequest
 from frontend.schema import ChatRequest, CompletionRequest
-from frontend.service import Service
-from frontend.stream import DONE, EventStream
+from frontend.service import Model, Service
+from frontend.stream import EventStream
 from toka.messages import Finish
 
 log = logging.getLogger(__name__)
+
+Answering = Callable[[Job, Call, Model], Answer]
+Plan = Callable[[bytearray], Awaitable[tuple[Job, Answering]]]
 
 
 class GenerationRoutes:
@@ -26,35 +34,47 @@ class GenerationRoutes:
         self._service = service
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
-        return await self._answer(request, CompletionAnswer)
+        return await self._answer(request, self._completion)
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
-        return await self._answer(request, ChatAnswer)
+        return await self._answer(request, self._chat)
 
-    async def _answer(self, request: web.Request, kind: type[Answer]) -> web.StreamResponse:
+    async def responses(self, request: web.Request) -> web.StreamResponse:
+        return await self._answer(request, self._response)
+
+    async def _answer(self, request: web.Request, plan: Plan) -> web.StreamResponse:
         service = self._service
         with service.serving():
             body = await service.bodies.read(request)
             size = len(body)
             try:
-                job = await self._job(body, kind)
+                job, answering = await plan(body)
                 del body
                 call = job.call(service.model.vocabulary)
-                answer = kind(job, call, service.model)
-                return await self._run(request, job, call, answer)
+                return await self._run(request, job, call, answering(job, call, service.model))
             finally:
                 service.bodies.forget(size)
 
-    async def _job(self, body: bytearray, kind: type[Answer]) -> Job:
+    async def _completion(self, body: bytearray) -> tuple[Job, Answering]:
         service = self._service
-        model = service.model
-        if kind is ChatAnswer:
-            chat = await parse(body, ChatRequest)
-            service.check_name(chat.model)
-            return await model.planner.chat(chat, service.card)
-        completion = await parse(body, CompletionRequest, service.config.max_samples)
-        service.check_name(completion.model)
-        return await model.planner.completion(completion, service.card)
+        planner = service.model.planner
+        asked = await parse(body, CompletionRequest, service.config.max_samples)
+        service.check_name(asked.model)
+        return await planner.completion(asked, service.card), CompletionAnswer
+
+    async def _chat(self, body: bytearray) -> tuple[Job, Answering]:
+        service = self._service
+        planner = service.model.planner
+        asked = await parse(body, ChatRequest)
+        service.check_name(asked.model)
+        return await planner.chat(asked, service.card), ChatAnswer
+
+    async def _response(self, body: bytearray) -> tuple[Job, Answering]:
+        service = self._service
+        planner = service.model.planner
+        asked = await parse(body, ResponseRequest)
+        service.check_name(asked.model)
+        return await responses.plan(asked, planner, service.card), partial(ResponseAnswer, echo(asked))
 
     async def _run(self, request: web.Request, job: Job, call: Call, answer: Answer) -> web.StreamResponse:
         service = self._service
@@ -79,19 +99,19 @@ async def _whole(call: Call, answer: Answer) -> web.StreamResponse:
 
 
 async def _stream(request: web.Request, call: Call, answer: Answer, service: Service) -> web.StreamResponse:
-    stream = EventStream(service.config.ping_seconds, call.nudge)
+    stream = EventStream(service.config.ping_seconds, call.nudge, named=answer.named)
     # A client that is gone: there is nobody left to tell, and the call is closed.
     with contextlib.suppress(ConnectionError):
         await stream.open(request)
         try:
             await _events(stream, call, answer)
         except ApiError as error:
-            await stream.send([error.body])
+            await stream.send([answer.failure(error)])
         except ConnectionError:
             raise
         except Exception:
             log.exception("a stream failed")
-            await stream.send([ApiError(500, "internal error").body])
+            await stream.send([answer.failure(ApiError(500, "internal error"))])
         finally:
             stream.stop()
         return await stream.close()
@@ -99,9 +119,10 @@ async def _stream(request: web.Request, call: Call, answer: Answer, service: Ser
 
 
 async def _events(stream: EventStream, call: Call, answer: Answer) -> None:
+    await stream.send(answer.first_chunks())
     while not call.done:
         changed = await call.wait()
         await answer.prepare(changed)
         await stream.send([chunk for sample in changed for chunk in answer.chunks(sample)])
         await stream.ping()
-    await stream.send(answer.last_chunks(), DONE)
+    await stream.send(answer.last_chunks(), answer.end)

@@ -10,6 +10,7 @@ from frontend.files import FileForm, FileQuery, FileRoutes
 from frontend.generate import GenerationRoutes
 from frontend.openapi import Route
 from frontend.records import Batch, File
+from frontend.response_schema import ResponseRequest
 from frontend.schema import ChatRequest, CompletionRequest
 from frontend.service import Service
 from frontend.status import StatusRoutes
@@ -67,6 +68,18 @@ def _generating(service: Service) -> list[Route]:
             events=answers.CompletionChunk,
             errors=(*BODY, 404, *LATER),
             example={"prompt": "Once upon a time", "max_tokens": 16},
+        ),
+        Route(
+            method="POST",
+            path="/v1/responses",
+            handler=generation.responses,
+            tag=tag,
+            summary="Answer a conversation, as items; nothing is kept.",
+            body=ResponseRequest,
+            answer=answers.Response,
+            events=answers.ResponseEvent,
+            errors=(*BODY, 404, *LATER),
+            example={"input": "Tell me about the sea.", "max_output_tokens": 16},
         ),
         Route(
             method="POST",

@@ -65,6 +65,7 @@ class Sample:
         "_told",
         "_with_ids",
         "_with_logprobs",
+        "answer_at",
         "changed",
         "count",
         "finish",
@@ -95,6 +96,8 @@ class Sample:
         """Once it is finished, the tokens that usage counts: none past the one that completed a stop string."""
         self.changed = False
         """Whether it is on its call's list of what changed."""
+        self.answer_at = 0 if think is None else None
+        """Where the answer begins, in characters of the sample's text; None while the model may still be thinking."""
         self._text = text
         self._stops = StopFinder(stops) if stops else None
         self._think, self._calls = think, calls
@@ -171,7 +174,10 @@ class Sample:
         assert self._think is not None
         reasoning, answer = self._think.feed(text)
         rest = self._think.flush() if self.finish else ("", "")
-        return reasoning + rest[0], answer + rest[1]
+        answer += rest[1]
+        if answer and self.answer_at is None:
+            self.answer_at = self._told - len(answer)
+        return reasoning + rest[0], answer
 
     def _find_calls(self, text: str) -> tuple[str, list[CallDelta]]:
         assert self._calls is not None

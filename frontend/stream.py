@@ -21,11 +21,12 @@ class EventStream:
 
     `send` returns when the connection's buffer has room again (aiohttp's limit, 64 KiB): what a slow
     client does not read yet waits with whoever calls, and no other stream does. `idle` is called after
-    `ping_seconds` without an event, and should have `ping` called.
+    `ping_seconds` without an event, and should have `ping` called. `named`: the `type` of each event is its name.
     """
 
-    def __init__(self, ping_seconds: float, idle: Callable[[], None]) -> None:
+    def __init__(self, ping_seconds: float, idle: Callable[[], None], *, named: bool = False) -> None:
         self.response = web.StreamResponse(headers=HEADERS)
+        self._named = named
         self._seconds, self._idle = ping_seconds, idle
         self._loop = asyncio.get_running_loop()
         self._written = self._loop.time()
@@ -38,7 +39,7 @@ class EventStream:
 
     async def send(self, events: Sequence[dict[str, Any]], end: bytes = b"") -> None:
         """Send events in one write, with `end` behind them."""
-        data = b"".join([b"data: " + _encoder.encode(event) + b"\n\n" for event in events]) + end
+        data = b"".join(map(self._encoded, events)) + end
         if data:
             self._written = self._loop.time()
             await self.response.write(data)
@@ -56,6 +57,10 @@ class EventStream:
         """No more comment lines."""
         if self._timer:
             self._timer.cancel()
+
+    def _encoded(self, event: dict[str, Any]) -> bytes:
+        name = b"event: " + event["type"].encode() + b"\n" if self._named else b""
+        return name + b"data: " + _encoder.encode(event) + b"\n\n"
 
     def _tick(self) -> None:
         due = self._written + self._seconds

@@ -94,7 +94,7 @@ def template_calls(calls: Sequence[ToolCall], field: str) -> list[dict[str, Any]
             "type": "function",
             "function": {
                 "name": call.function.name,
-                "arguments": _object(call.function.arguments, f"{field}[{place}].function.arguments"),
+                "arguments": arguments_of(call.function.arguments, f"{field}[{place}].function.arguments"),
             },
         }
         for place, call in enumerate(calls)
@@ -125,7 +125,8 @@ def _known(name: str, names: set[str], field: str) -> str:
     return name
 
 
-def _object(arguments: str, field: str) -> dict[str, Any]:
+def arguments_of(arguments: str, field: str) -> dict[str, Any]:
+    """The arguments of a call; ApiError that names `field` where they are no JSON object."""
     try:
         return msgspec.json.decode(arguments or "{}", type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:

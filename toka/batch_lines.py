@@ -13,7 +13,7 @@ import msgspec
 ENDPOINTS = ("/v1/responses", "/v1/chat/completions", "/v1/embeddings", "/v1/completions", "/v1/moderations")
 """Those that OpenAI has batches for; here, where the server has them."""
 KEY_BYTES = 16
-_PROMPTS = ("messages", "prompt", "input")
+_PROMPTS = ("instructions", "messages", "prompt", "input")
 """The fields by which requests share their beginning."""
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What msgspec raises for JSON that is none, or is something else than was asked for."""

@@ -67,6 +67,28 @@ def test_chat_streams_with_usage(sdk):
     assert (chunks[-1].choices, chunks[-1].usage.completion_tokens) == ([], whole.usage.completion_tokens)
 
 
+def test_responses_say_what_chats_say(sdk):
+    fields = {"model": "default", "temperature": 0}
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
+    chat = sdk.chat.completions.create(messages=messages, max_tokens=16, **fields)
+    fields |= {"input": "Hello", "instructions": "Be brief.", "max_output_tokens": 16}
+    whole = sdk.responses.create(**fields)
+    with sdk.responses.stream(**fields) as stream:
+        events = list(stream)
+    assert whole.output_text == chat.choices[0].message.content
+    deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert "".join(deltas) == whole.output_text and len(deltas) > 1
+    assert whole.usage.output_tokens == events[-1].response.usage.output_tokens == chat.usage.completion_tokens
+    schema = {
+        "type": "object",
+        "properties": {"a": {"enum": [1, 22]}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    form = {"format": {"type": "json_schema", "name": "a", "schema": schema}}
+    assert json.loads(sdk.responses.create(model="default", input="x", text=form).output_text)["a"] in (1, 22)
+
+
 def test_seed_and_samples(sdk):
     ask = lambda **k: sdk.completions.create(model="default", prompt=PROMPT, max_tokens=12, temperature=1.2, **k)  # noqa: E731
     first, again, other = ask(seed=7, n=5), ask(seed=7, n=5), ask(seed=8, n=5)

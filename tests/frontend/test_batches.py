@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -122,6 +123,22 @@ def test_lines_with_tools_and_forms(sdk: openai.OpenAI, peer: EnginePeer) -> Non
     assert len(works) == 2 and all(isinstance(work, Work) and work.params.grammar for work in works)
     (refused,) = results(sdk, batch.error_file_id)
     assert refused["response"]["body"]["error"]["param"] == "response_format"
+
+
+def test_lines_of_responses(sdk: openai.OpenAI, peer: EnginePeer) -> None:
+    peer.token_of = script(ids_of("Hi"))
+    bodies: list[dict[str, Any]] = [{"input": "x", "instructions": "y"}, {"input": ""}, {"input": "x", "store": True}]
+    lines = [
+        {"custom_id": str(number), "method": "POST", "url": "/v1/responses", "body": body}
+        for number, body in enumerate(bodies)
+    ]
+    batch = wait(sdk, start(sdk, jsonl(lines), endpoint="/v1/responses"), over)
+    (answered,) = results(sdk, batch.output_file_id)
+    body = answered["response"]["body"]
+    assert (answered["custom_id"], body["status"], body["output"][0]["content"][0]["text"]) == ("0", "completed", "Hi")
+    assert batch.usage is not None and batch.usage.output_tokens == body["usage"]["output_tokens"]
+    refused = results(sdk, batch.error_file_id)
+    assert {each["response"]["body"]["error"]["param"] for each in refused} == {"input", "store"}
 
 
 def test_a_file_without_lines_fails(sdk: openai.OpenAI, peer: EnginePeer) -> None:

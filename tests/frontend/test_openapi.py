@@ -11,7 +11,15 @@ import pytest
 import schemathesis
 import zmq
 
-from frontend.answer_schema import ChatCompletion, ChatCompletionChunk, Completion, CompletionChunk, Error
+from frontend.answer_schema import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    Completion,
+    CompletionChunk,
+    Error,
+    Response,
+    ResponseEvent,
+)
 from frontend.app import make_app
 from frontend.engine import Engine
 from frontend.routes import routes
@@ -30,7 +38,7 @@ EVERYTHING: list[dict[str, Any]] = [
 ]
 FORMS: list[tuple[str, dict[str, Any], type[msgspec.Struct], type[msgspec.Struct]]] = [
     ("/v1/completions", {"prompt": ["One", "Two"]}, Completion, CompletionChunk),
-    ("/v1/completions", {"prompt": "One", "echo": True, "logprobs": None}, Completion, CompletionChunk),
+    ("/v1/completions", {"prompt": "One", "echo": True}, Completion, CompletionChunk),
     ("/v1/chat/completions", {"messages": CHAT}, ChatCompletion, ChatCompletionChunk),
 ]
 
@@ -128,6 +136,31 @@ def test_answers_of_models_that_think(open_server: FrontendProcess, peer: Engine
             ChatCompletion,
             ChatCompletionChunk,
         )
+
+
+TOOL = {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}
+
+
+def test_answers_that_call_tools(http: httpx.Client, peer: EnginePeer) -> None:
+    peer.token_of = script(ids_of('<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'))
+    body: dict[str, Any] = {"messages": CHAT, "max_tokens": 60, "tools": [{"type": "function", "function": TOOL}]}
+    answers_to(http, "/v1/chat/completions", body, ChatCompletion, ChatCompletionChunk)
+    message = http.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]
+    assert message["tool_calls"][0]["function"] == {"name": "add", "arguments": '{"a": 1}'}
+
+
+@pytest.mark.parametrize("fields", [{}, {"tools": [{"type": "function", **TOOL}], "return_token_ids": True}])
+def test_responses_are_as_they_are_described(http: httpx.Client, peer: EnginePeer, fields: dict[str, Any]) -> None:
+    body = {"input": "Hi.", "max_output_tokens": 4, **fields}
+    msgspec.json.decode(http.post("/v1/responses", json=body).content, type=Response)
+    text = http.post("/v1/responses", json=body | {"stream": True}).text
+    events = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
+    for number, each in enumerate(events):
+        event = msgspec.json.decode(each, type=ResponseEvent)
+        assert event.sequence_number == number
+        if "response" in (fields := json.loads(each)):
+            msgspec.convert(fields["response"], Response)
+    assert event.type == "response.incomplete"
 
 
 def test_errors_are_as_they_are_described(http: httpx.Client) -> None:
