@@ -111,16 +111,16 @@ class ChatLogprobs(Shape):
     refusal: None
 
 
-class CalledFunction(Shape):
+class AnswerFunction(Shape):
     name: str
     arguments: str
     """JSON."""
 
 
-class ToolCallAnswer(Shape):
+class AnswerCall(Shape):
     id: str
     type: Literal["function"]
-    function: CalledFunction
+    function: AnswerFunction
 
 
 class AnswerMessage(Shape):
@@ -130,7 +130,7 @@ class AnswerMessage(Shape):
     refusal: None
     reasoning_content: str | UnsetType | None = UNSET
     """Of models that think."""
-    tool_calls: list[ToolCallAnswer] | UnsetType = UNSET
+    tool_calls: list[AnswerCall] | UnsetType = UNSET
 
 
 class ChatChoice(Shape):
