@@ -102,7 +102,9 @@ def _submit(broker: Broker, frontend: Frontend, message: Submit, frames: Sequenc
 
 def _at_once(broker: Broker, shard: Shard) -> bool:
     """Whether the shard would not have to wait at all."""
-    return broker.settled and not len(broker.queue) and choose(shard, broker.registry.replicas.values()) is not None
+    first = broker.queue.first()
+    its_turn = first is None or first.priority > shard.priority
+    return broker.settled and its_turn and choose(shard, broker.registry.replicas.values()) is not None
 
 
 def _refuse(broker: Broker, shard: Shard, status: int, reason: str, retry_after: int) -> None:

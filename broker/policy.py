@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from broker.registry import Replica, Shard
 
@@ -13,8 +13,24 @@ WORTH_MOST = 1 / 8
 """What a cached prefix may be worth at most, as a share of the credits: by so much may loads differ for its sake."""
 
 
-def choose(shard: Shard, replicas: Iterable[Replica]) -> Replica | None:
-    """The replica with the least load for its credits, of those that have enough; None if the shard has to wait.
+OVERDRAFT = 2
+"""An urgent shard goes to a replica that has less than so many times its credits."""
+
+
+def choose(shard: Shard, replicas: Collection[Replica]) -> Replica | None:
+    """Where the shard goes; None if it has to wait.
+
+    Where no replica has credits left, less urgent sequences do not count: managers preempt them.
+    """
+    found = _least_loaded(shard, replicas, lambda replica: replica.used)
+    if found is None:
+        within = [each for each in replicas if each.used < OVERDRAFT * each.credits]
+        found = _least_loaded(shard, within, lambda replica: replica.as_urgent(shard.priority))
+    return found
+
+
+def _least_loaded(shard: Shard, replicas: Iterable[Replica], used_of: Callable[[Replica], int]) -> Replica | None:
+    """The replica with the least load for its credits, of those that have enough.
 
     One that would run the shard at once goes before one where it would queue. Among these, the pages of the prompt
     that a replica has cached make its load count for less. A shard of more sequences than any replica's credits goes
@@ -24,7 +40,7 @@ def choose(shard: Shard, replicas: Iterable[Replica]) -> Replica | None:
     best: Replica | None = None
     least, queues = float("inf"), True
     for replica in replicas:
-        used, credits = replica.used, replica.credits
+        used, credits = used_of(replica), replica.credits
         if credits <= used or not replica.reachable or (credits < used + sequences and used):
             continue
         waits = used > 0 and 2 * (used + sequences) > credits  # beyond `slots`

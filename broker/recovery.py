@@ -32,11 +32,11 @@ def match_replica(broker: Broker, replica: Replica, message: JoinReplica) -> Non
     """A replica that was unknown has joined; `message` says what it holds."""
     registry, now = broker.registry, broker.clock()
     unwanted: dict[bytes, Frontend] = {}
-    for request, first, sequences, identity in zip(
-        message.holds, message.holds_first, message.holds_sequences, message.holds_frontends
+    for request, first, sequences, priority, identity in zip(
+        message.holds, message.holds_first, message.holds_sequences, message.holds_priorities, message.holds_frontends
     ):
         frontend = registry.frontend(identity, now)
-        held = Shard(request, first, frontend, sequences)
+        held = Shard(request, first, frontend, sequences, priority)
         asked = not frontend.joined or request in frontend.unmatched or registry.shards_of(request, frontend)
         if registry.shard(request, first) is not None or not asked:
             unwanted[request] = frontend

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -80,13 +80,26 @@ class Replica:
     reachable: bool = True
     """False from a send that failed until something comes from it."""
     used: int = 0
-    """Sequences that it has and that have not ended."""
+    """Sequences that it has and that have not ended, ..."""
+    by_priority: Counter[int] = field(default_factory=Counter)
+    """... and how many there are of each priority."""
     shards: dict[Shard, None] = field(default_factory=dict)
     """In the order they were given."""
     prefixes: Prefixes = field(init=False)
 
     def __post_init__(self) -> None:
         self.prefixes = Prefixes(self.card.kv_cache_tokens // self.card.page_size)
+
+    def count(self, priority: int, sequences: int) -> None:
+        """It has so many sequences more of this priority; fewer where negative."""
+        self.used += sequences
+        self.by_priority[priority] += sequences
+        if not self.by_priority[priority]:
+            del self.by_priority[priority]
+
+    def as_urgent(self, priority: int) -> int:
+        """Sequences that it has of this priority or a more urgent one."""
+        return sum(count for each, count in self.by_priority.items() if each <= priority)
 
     @property
     def slots(self) -> int:
@@ -142,14 +155,14 @@ class Registry:
         shard.leave_queue()
         shard.replica = replica
         replica.shards[shard] = None
-        replica.used += shard.sequences
+        replica.count(shard.priority, shard.sequences)
 
     def finish(self, shard: Shard, sequences: int) -> None:
         """So many sequences of a replica's shard have ended: their credits come back."""
         ended = min(sequences, shard.sequences)
         shard.sequences -= ended
         if shard.replica is not None:
-            shard.replica.used -= ended
+            shard.replica.count(shard.priority, -ended)
 
     def forget(self, shard: Shard) -> None:
         of_request = self._shards[shard.request]
@@ -159,7 +172,7 @@ class Registry:
         del shard.frontend.shards[shard]
         if shard.replica is not None:
             del shard.replica.shards[shard]
-            shard.replica.used -= shard.sequences
+            shard.replica.count(shard.priority, -shard.sequences)
 
     def fence(self, replica: Replica) -> None:
         """The replica's epoch is over, for good."""

@@ -53,7 +53,7 @@ def _about(message: object, replica: Replica) -> dict[str, object]:
 
 
 def _well_formed(message: JoinReplica) -> bool:
-    lists = (message.holds_first, message.holds_sequences, message.holds_frontends)
+    lists = (message.holds_first, message.holds_sequences, message.holds_priorities, message.holds_frontends)
     counts = message.card.page_size > 0 and min(message.holds_sequences, default=0) >= 0
     return all(len(each) == len(message.holds) for each in lists) and counts
 

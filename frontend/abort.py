@@ -5,6 +5,7 @@ from __future__ import annotations
 from aiohttp import web
 from msgspec import Struct
 
+from frontend.answer_schema import Aborted
 from frontend.errors import ApiError, wrong
 from frontend.parse import parse
 from frontend.service import Service
@@ -38,4 +39,4 @@ class AbortRoute:
         for call in calls:
             call.end(Finish.ABORT)
             service.engine.close(call)
-        return json_response({"aborted": len(calls)})
+        return json_response(Aborted(aborted=len(calls)))

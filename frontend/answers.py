@@ -9,9 +9,10 @@ from typing import Any
 
 from frontend.generation import Call
 from frontend.jobs import Job
-from frontend.logprobs import chat_logprobs, completion_logprobs
+from frontend.logprobs import PromptLogprobs, chat_logprobs, completion_logprobs, prompt_logprobs
 from frontend.sample import Piece, Sample
 from frontend.service import Model
+from frontend.tool_calls import CallDelta
 from toka.messages import Finish
 
 _REASONS = {Finish.NONE: None, Finish.STOP: "stop", Finish.LENGTH: "length", Finish.ABORT: "abort"}
@@ -38,10 +39,16 @@ class Answer:
             self._chunk_head["usage"] = None
         self._begun: set[int] = set()
 
+    async def prepare(self, samples: Sequence[Sample] | None = None) -> None:
+        """Make ready what takes long of `chunks` for these samples, or of `whole`; to be called before."""
+
+    @property
+    def _samples(self) -> list[Sample]:
+        return [sample for each in self._call.generations for sample in each.samples]
+
     def whole(self) -> dict[str, Any]:
         """All of a finished call, choices in order."""
-        samples = [sample for each in self._call.generations for sample in each.samples]
-        choices = [self._choice(sample, sample.take()) for sample in samples]
+        choices = [self._choice(sample, sample.take()) for sample in self._samples]
         return self._head | {"object": self.whole_object, "choices": choices, "usage": self._usage()}
 
     def chunks(self, sample: Sample) -> list[dict[str, Any]]:
@@ -52,7 +59,7 @@ class Answer:
             self._begun.add(sample.index)
             choices += self._opening(sample)
         if piece:
-            choices.append(self._delta(sample, piece))
+            choices += self._deltas(sample, piece)
         if sample.finish:
             choices.append(self._closing(sample))
         return [self._chunk_head | {"choices": [choice]} for choice in choices]
@@ -86,7 +93,7 @@ class Answer:
     def _opening(self, sample: Sample) -> Sequence[dict[str, Any]]:
         raise NotImplementedError
 
-    def _delta(self, sample: Sample, piece: Piece) -> dict[str, Any]:
+    def _deltas(self, sample: Sample, piece: Piece) -> Sequence[dict[str, Any]]:
         raise NotImplementedError
 
     def _closing(self, sample: Sample) -> dict[str, Any]:
@@ -97,16 +104,36 @@ class CompletionAnswer(Answer):
     prefix = "cmpl"
     whole_object = chunk_object = "text_completion"
 
+    def __init__(self, job: Job, call: Call, model: Model) -> None:
+        super().__init__(job, call, model)
+        self._scored: dict[int, PromptLogprobs] = {}
+        """By prompt."""
+
+    async def prepare(self, samples: Sequence[Sample] | None = None) -> None:
+        if not self._job.scored:
+            return
+        for sample in self._samples if samples is None else samples:
+            place = self._job.place(sample)
+            scores = self._call.generations[place].scores
+            if place not in self._scored and scores is not None:
+                about = self._job.prompt(sample).tolist(), self._echo(sample)
+                self._scored[place] = await prompt_logprobs(scores, *about, self._vocabulary)
+
     def _choice(self, sample: Sample, piece: Piece) -> dict[str, Any]:
         choice = self._part(sample, self._echo(sample) + piece.text, piece) | self._prompt_ids(sample)
+        if self._job.scored:
+            choice["logprobs"] = self._scored[self._job.place(sample)].before(choice["logprobs"])
         return choice | {"finish_reason": _REASONS[sample.finish]}
 
     def _opening(self, sample: Sample) -> Sequence[dict[str, Any]]:
         echo = self._echo(sample)
-        return [self._part(sample, echo, None) | self._prompt_ids(sample)] if echo or self._job.token_ids else []
+        part = self._part(sample, echo, None) | self._prompt_ids(sample)
+        if self._job.scored:
+            part["logprobs"] = self._scored[self._job.place(sample)].before(None)
+        return [part] if echo or self._job.token_ids or self._job.scored else []
 
-    def _delta(self, sample: Sample, piece: Piece) -> dict[str, Any]:
-        return self._part(sample, piece.text, piece)
+    def _deltas(self, sample: Sample, piece: Piece) -> Sequence[dict[str, Any]]:
+        return [self._part(sample, piece.text, piece)]
 
     def _closing(self, sample: Sample) -> dict[str, Any]:
         return self._part(sample, "", None) | {"finish_reason": _REASONS[sample.finish]}
@@ -138,24 +165,42 @@ class ChatAnswer(Answer):
         return chunks
 
     def _choice(self, sample: Sample, piece: Piece) -> dict[str, Any]:
+        calls = _whole_calls(piece.calls)
+        content = None if calls and not piece.text else piece.text
+        message = {"role": "assistant", "content": content, "refusal": None} | self._reasoning(piece)
         return {
             "index": sample.index,
-            "message": {"role": "assistant", "content": piece.text, "refusal": None} | self._reasoning(piece),
+            "message": message | ({"tool_calls": calls} if calls else {}),
             "logprobs": self._logprobs(piece),
-            "finish_reason": _REASONS[sample.finish],
+            "finish_reason": self._reason(sample),
         } | self._ids(piece)
 
     def _opening(self, sample: Sample) -> Sequence[dict[str, Any]]:
-        return [self._part(sample, {"role": "assistant", "content": "", "refusal": None}, None)]
+        content = "" if self._job.tools is None else None
+        return [self._part(sample, {"role": "assistant", "content": content, "refusal": None}, None)]
 
-    def _delta(self, sample: Sample, piece: Piece) -> dict[str, Any]:
-        delta = {"reasoning_content": piece.reasoning} if piece.reasoning else {}
-        if piece.text or not delta:
-            delta["content"] = piece.text
-        return self._part(sample, delta, piece) | {"logprobs": self._logprobs(piece)}
+    def _deltas(self, sample: Sample, piece: Piece) -> Sequence[dict[str, Any]]:
+        """The first one has the ids and log-probabilities."""
+        text = {"reasoning_content": piece.reasoning} if piece.reasoning else {}
+        if piece.text:
+            text["content"] = piece.text
+        deltas: list[dict[str, Any]] = [text] if text else []
+        deltas += [{"tool_calls": [_call_delta(each)]} for each in piece.calls]
+        first, *others = deltas or [{"content": ""} if self._job.tools is None else {}]
+        return [
+            self._part(sample, first, piece) | {"logprobs": self._logprobs(piece)},
+            *(self._part(sample, each, None) for each in others),
+        ]
 
     def _closing(self, sample: Sample) -> dict[str, Any]:
-        return self._part(sample, {}, None) | {"finish_reason": _REASONS[sample.finish]}
+        return self._part(sample, {}, None) | {"finish_reason": self._reason(sample)}
+
+    def _reason(self, sample: Sample) -> str | None:
+        """As OpenAI has it, a call that was asked for by name is an ordinary end."""
+        tools = self._job.tools
+        if tools is not None and not tools.box.named and sample.called and sample.finish == Finish.STOP:
+            return "tool_calls"
+        return _REASONS[sample.finish]
 
     def _reasoning(self, piece: Piece) -> dict[str, Any]:
         return {} if self._job.inside is None else {"reasoning_content": piece.reasoning or None}
@@ -166,3 +211,20 @@ class ChatAnswer(Answer):
     def _part(self, sample: Sample, delta: dict[str, Any], piece: Piece | None) -> dict[str, Any]:
         part = {"index": sample.index, "delta": delta, "logprobs": None, "finish_reason": None}
         return part | self._ids(piece)
+
+
+def _call_delta(delta: CallDelta) -> dict[str, Any]:
+    if delta.name is None:
+        return {"index": delta.index, "function": {"arguments": delta.arguments}}
+    function = {"name": delta.name, "arguments": delta.arguments}
+    return {"index": delta.index, "id": delta.id, "type": "function", "function": function}
+
+
+def _whole_calls(deltas: Sequence[CallDelta]) -> list[dict[str, Any]]:
+    calls: list[dict[str, Any]] = []
+    for delta in deltas:
+        if delta.name is not None:
+            function = {"name": delta.name, "arguments": ""}
+            calls.append({"id": delta.id, "type": "function", "function": function})
+        calls[delta.index]["function"]["arguments"] += delta.arguments
+    return calls

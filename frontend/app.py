@@ -1,4 +1,4 @@
-"""The routes, and errors in OpenAI's shape."""
+"""The HTTP application: routes as they are declared, and errors in OpenAI's shape."""
 
 from __future__ import annotations
 
@@ -8,45 +8,16 @@ import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from frontend.abort import AbortRoute
-from frontend.batches import BatchRoutes
 from frontend.errors import ApiError
-from frontend.files import FileRoutes
-from frontend.generate import GenerationRoutes
+from frontend.routes import routes
 from frontend.service import Service
-from frontend.status import StatusRoutes
-from frontend.tokenization import TokenizationRoutes
 
 log = logging.getLogger(__name__)
 
 
 def make_app(service: Service) -> web.Application:
-    generation, status, tokenization = GenerationRoutes(service), StatusRoutes(service), TokenizationRoutes(service)
-    files, batches = FileRoutes(service), BatchRoutes(service)
     app = web.Application(middlewares=[_errors(service)])
-    app.add_routes(
-        [
-            web.post("/v1/completions", generation.completions),
-            web.post("/v1/chat/completions", generation.chat),
-            web.post("/v1/abort", AbortRoute(service).abort),
-            web.get("/v1/models", status.models),
-            web.get("/v1/models/{name:.+}", status.model),
-            web.post("/v1/files", files.create),
-            web.get("/v1/files", files.list),
-            web.get("/v1/files/{file}", files.retrieve),
-            web.delete("/v1/files/{file}", files.delete),
-            web.get("/v1/files/{file}/content", files.content),
-            web.post("/v1/batches", batches.create),
-            web.get("/v1/batches", batches.list),
-            web.get("/v1/batches/{batch}", batches.retrieve),
-            web.post("/v1/batches/{batch}/cancel", batches.cancel),
-            web.get("/tokenizer_info", tokenization.info),
-            web.post("/tokenize", tokenization.tokenize),
-            web.post("/detokenize", tokenization.detokenize),
-            web.get("/health", status.health),
-            web.get("/ready", status.ready),
-        ]
-    )
+    app.add_routes([web.RouteDef(each.method, each.path, each.handler, {}) for each in routes(service)])
     return app
 
 

@@ -8,37 +8,43 @@ from typing import Annotated, Literal
 from aiohttp import web
 from msgspec import Meta, Struct
 
+from frontend.answer_schema import BatchList
 from frontend.errors import ApiError, wrong
-from frontend.files import LEAST_EXPIRY, MOST_EXPIRY
-from frontend.parse import parse
+from frontend.files import ExpirySeconds
+from frontend.parse import parse, parse_fields
 from frontend.records import Batch, Progress, new_id, now
 from frontend.service import Service
 from frontend.status import json_response
-from frontend.stored import checked_query, limit_of, opened, page, stored
+from frontend.stored import After, opened, page, stored
 from toka.batch_lines import ENDPOINTS
 
-DEFAULT_LIST, MOST_LIST = 20, 100
-"""Batches in one list."""
 MOST_WINDOW = 90 * 86_400
 """Seconds."""
 _WINDOW = re.compile(r"(\d{1,9})([smhd])")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
-class _ExpiresAfter(Struct, kw_only=True, forbid_unknown_fields=True):
+class ExpiresAfter(Struct, kw_only=True, forbid_unknown_fields=True):
     anchor: Literal["created_at"]
-    seconds: Annotated[int, Meta(ge=LEAST_EXPIRY, le=MOST_EXPIRY)]
+    seconds: ExpirySeconds
 
 
-class _Create(Struct, kw_only=True, forbid_unknown_fields=True):
-    input_file_id: str | None = None
-    endpoint: str | None = None
-    completion_window: str | None = None
+class BatchRequest(Struct, kw_only=True, forbid_unknown_fields=True):
+    input_file_id: Annotated[str, Meta(min_length=1)]
+    endpoint: str
+    """The path that all its lines are for, as /v1/chat/completions."""
+    completion_window: str
+    """After which it ends with what is done: 30m, 24h, 7d."""
     metadata: (
         Annotated[dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)]
         | None
     ) = None
-    output_expires_after: _ExpiresAfter | None = None
+    output_expires_after: ExpiresAfter | None = None
+
+
+class BatchQuery(Struct, kw_only=True, forbid_unknown_fields=True):
+    after: After = ""
+    limit: Annotated[int, Meta(ge=1, le=100)] = 20
 
 
 class BatchRoutes:
@@ -47,19 +53,17 @@ class BatchRoutes:
 
     async def create(self, request: web.Request) -> web.Response:
         store = opened(self._service)
-        asked: _Create = await parse(await request.read(), _Create)
+        asked = await parse(await request.read(), BatchRequest)
         served = {each.resource.canonical for each in request.app.router.routes() if each.resource is not None}
         endpoints = [each for each in ENDPOINTS if each in served]
         if asked.endpoint not in endpoints:
             raise wrong("endpoint", f"expected one of {', '.join(endpoints)}")
-        if not asked.input_file_id:
-            raise wrong("input_file_id", "missing")
         seconds, created = _seconds(asked.completion_window), now()
         batch = Batch(
             id=new_id("batch_"),
             endpoint=asked.endpoint,
             input_file_id=asked.input_file_id,
-            completion_window=asked.completion_window or "",
+            completion_window=asked.completion_window,
             created_at=created,
             expires_at=created + seconds,
             metadata=asked.metadata,
@@ -73,12 +77,11 @@ class BatchRoutes:
 
     async def list(self, request: web.Request) -> web.Response:
         store = opened(self._service)
-        query = checked_query(request, "after", "limit")
-        limit, after = limit_of(query, DEFAULT_LIST, MOST_LIST), query.get("after", "")
-        batches = await stored(store, store.batches, after, limit + 1)
+        query = parse_fields(request.query, BatchQuery)
+        batches = await stored(store, store.batches, query.after, query.limit + 1)
         if batches is None:
-            raise wrong("after", f"there is no batch {after!r}")
-        return page(batches, limit)
+            raise wrong("after", f"there is no batch {query.after!r}")
+        return json_response(BatchList(**page(batches, query.limit)))
 
     async def retrieve(self, request: web.Request) -> web.Response:
         store, name = opened(self._service), request.match_info["batch"]
@@ -104,9 +107,9 @@ def _found(name: str, batch: Batch | None) -> Batch:
     return batch
 
 
-def _seconds(window: str | None) -> int:
+def _seconds(window: str) -> int:
     """The seconds of a completion_window such as 24h."""
-    found = _WINDOW.fullmatch(window or "")
+    found = _WINDOW.fullmatch(window)
     seconds = int(found[1]) * _UNITS[found[2]] if found else 0
     if not 1 <= seconds <= MOST_WINDOW:
         raise wrong("completion_window", f"expected a time such as 24h, at most {MOST_WINDOW // 86_400}d")

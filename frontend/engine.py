@@ -18,6 +18,7 @@ from frontend.errors import ApiError
 from frontend.generation import SHARD_SAMPLES, Call, Generation, Shard
 from frontend.rows import Row, rows
 from frontend.sample import Sample
+from frontend.scores import ScoreRow
 from toka.messages import (
     Accepted,
     Cancel,
@@ -148,7 +149,10 @@ class Engine:
         match message:
             case Outputs():
                 for row in rows(message.payload):
-                    self._row(row)
+                    if isinstance(row, ScoreRow):
+                        self._scored(row)
+                    else:
+                        self._row(row)
             case Accepted():
                 for generation, shard in self._shards([message.request], [message.first_sample]):
                     generation.call.accept(shard)
@@ -204,6 +208,10 @@ class Engine:
         if row.finish == Finish.ABORT:
             generation.call.fail(ApiError(500, "the engine gave the request up"))
             return
+        if generation.unscored and row.sample < generation.share:
+            # What comes before tokens of the first shard was lost.
+            self._gap(generation, sample)
+            return
         if self._gaps:
             self._gaps.pop((generation.id, sample.number), None)
         if not row.first and not row.sample:
@@ -216,13 +224,31 @@ class Engine:
     def _add(self, generation: Generation, sample: Sample, row: Row, over: int) -> None:
         sample.add(row.ids[over:] if over else row.ids, row.finish, row.logprobs[over:])
         call = generation.call
-        call.change(sample)
+        if not generation.unscored:
+            call.change(sample)
         if sample.finish:
             if not row.finish:
                 self._port.send(Cancel(request=generation.id, samples=[sample.number]))
             call.finish(generation)
             if not generation.left:
                 self._release(generation)
+
+    def _scored(self, row: ScoreRow) -> None:
+        generation = self._generations.get(row.request)
+        scores = generation.scores if generation else None
+        if generation is None or scores is None or scores.complete or not scores.fits(row):
+            return
+        if row.first > scores.have:
+            self._gap(generation, generation.shards[0].unfinished[0])
+            return
+        scores.take(row)
+        generation.call.accept(generation.shards[0])
+        self._hear(generation)
+        if scores.complete:
+            # Those of other shards that have come before.
+            for sample in generation.samples:
+                if sample.ids:
+                    generation.call.change(sample)
 
     def _gap(self, generation: Generation, sample: Sample) -> None:
         key, now = (generation.id, sample.number), self._now()
@@ -262,7 +288,8 @@ class Engine:
         asyncio.get_running_loop().call_later(seconds, submit)
 
     def _resume(self, generation: Generation, sample: Sample) -> None:
-        self._port.send(Resume(request=generation.id, sample=sample.number, have=len(sample.ids)))
+        scored = generation.scores.have if generation.scores else 0
+        self._port.send(Resume(request=generation.id, sample=sample.number, have=len(sample.ids), scored=scored))
 
     def _release(self, generation: Generation) -> None:
         del self._generations[generation.id]

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Annotated, Literal
 
 from aiohttp import BodyPartReader, web
 from aiohttp.http import HttpProcessingError
+from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec.structs import fields as fields_of
 
+from frontend.answer_schema import FileDeleted, FileList
 from frontend.errors import ApiError, wrong
+from frontend.parse import parse_fields
 from frontend.records import File, new_id, now
 from frontend.service import Service
 from frontend.status import json_response
 from frontend.store import PART, explain
-from frontend.stored import checked_query, limit_of, opened, page, stored
+from frontend.stored import After, opened, page, stored
 
 PIECE_BYTES = 1 << 20
 """Written to disk at once."""
@@ -23,11 +28,34 @@ FIELD_BYTES = 1024
 """The longest of the fields beside the file."""
 ENVELOPE_BYTES = 65_536
 """Of an upload beside its file."""
-LEAST_EXPIRY, MOST_EXPIRY = 3600, 30 * 86_400
-"""Seconds, as OpenAI's."""
+ExpirySeconds = Annotated[int, Meta(ge=3600, le=30 * 86_400)]
+"""As OpenAI's."""
 MOST_FILES = 10_000
 """In one list."""
-_FIELDS = ("purpose", "expires_after[anchor]", "expires_after[seconds]")
+
+
+class FileForm(
+    Struct,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    rename={"anchor": "expires_after[anchor]", "seconds": "expires_after[seconds]"},
+):
+    """What stands beside the file."""
+
+    purpose: Literal["batch"]
+    anchor: Literal["created_at"] | UnsetType = UNSET
+    seconds: ExpirySeconds | UnsetType = UNSET
+    """After which the file is deleted; never where this and the anchor are left out."""
+
+
+class FileQuery(Struct, kw_only=True, forbid_unknown_fields=True):
+    after: After = ""
+    limit: Annotated[int, Meta(ge=1, le=MOST_FILES)] = MOST_FILES
+    order: Literal["asc", "desc"] = "desc"
+    purpose: str = ""
+
+
+_FIELDS = tuple(each.encode_name for each in fields_of(FileForm))
 
 
 class FileRoutes:
@@ -43,15 +71,14 @@ class FileRoutes:
         file_id = new_id("file-")
         content = store.path(file_id + PART)
         try:
-            fields, name, size = await _read_upload(request, content, most)
-            expires = _expiry(fields)
+            form, name, size = await _read_upload(request, content, most)
             file = File(
                 id=file_id,
                 bytes=size,
                 created_at=now(),
                 filename=name,
-                purpose=fields["purpose"],
-                expires_at=None if expires is None else now() + expires,
+                purpose=form.purpose,
+                expires_at=None if form.seconds is UNSET else now() + form.seconds,
             )
             await store.call(store.add_file, file, content)
         except (OSError, sqlite3.Error) as error:
@@ -64,16 +91,12 @@ class FileRoutes:
 
     async def list(self, request: web.Request) -> web.Response:
         store = opened(self._service)
-        query = checked_query(request, "after", "limit", "order", "purpose")
-        order = query.get("order", "desc")
-        if order not in ("asc", "desc"):
-            raise wrong("order", f"expected asc or desc, got {order!r}")
-        limit = limit_of(query, MOST_FILES, MOST_FILES)
-        after, purpose = query.get("after", ""), query.get("purpose", "")
-        files = await stored(store, store.files, after, limit + 1, order == "desc", purpose)
+        query = parse_fields(request.query, FileQuery)
+        descending = query.order == "desc"
+        files = await stored(store, store.files, query.after, query.limit + 1, descending, query.purpose)
         if files is None:
-            raise wrong("after", f"there is no file {after!r}")
-        return page(files, limit)
+            raise wrong("after", f"there is no file {query.after!r}")
+        return json_response(FileList(**page(files, query.limit)))
 
     async def retrieve(self, request: web.Request) -> web.Response:
         return json_response(await self._file(request))
@@ -82,7 +105,7 @@ class FileRoutes:
         store, file = opened(self._service), await self._file(request)
         if batch := await stored(store, store.delete_file, file.id):
             raise ApiError(409, f"file {file.id!r} is read by {batch}, which is not over", code="file_in_use")
-        return json_response({"id": file.id, "object": "file", "deleted": True})
+        return json_response(FileDeleted(id=file.id))
 
     async def content(self, request: web.Request) -> web.FileResponse:
         file = await self._file(request)
@@ -96,7 +119,7 @@ class FileRoutes:
         return file
 
 
-async def _read_upload(request: web.Request, content: Path, most: int) -> tuple[dict[str, str], str, int]:
+async def _read_upload(request: web.Request, content: Path, most: int) -> tuple[FileForm, str, int]:
     """The fields of a form, and the name and size of its file, which is written to `content`."""
     fields: dict[str, str] = {}
     name, size = "", -1
@@ -114,9 +137,10 @@ async def _read_upload(request: web.Request, content: Path, most: int) -> tuple[
             name, size = part.filename or "file", await _save(part, content, most)
     if size <= 0:
         raise wrong("file", "missing" if size < 0 else "must not be empty")
-    if fields.get("purpose") != "batch":
-        raise wrong("purpose", 'only "batch" is supported' if "purpose" in fields else "missing")
-    return fields, name, size
+    form = parse_fields(fields, FileForm)
+    if (form.anchor is UNSET) != (form.seconds is UNSET):
+        raise wrong("expires_after[anchor]" if form.anchor is UNSET else "expires_after[seconds]", "missing")
+    return form, name, size
 
 
 async def _save(part: BodyPartReader, content: Path, most: int) -> int:
@@ -141,18 +165,6 @@ async def _pieces(part: BodyPartReader, most: int, too_long: ApiError) -> AsyncI
             yield bytes(held)
             held.clear()
     yield bytes(held)
-
-
-def _expiry(fields: Mapping[str, str]) -> int | None:
-    """The seconds of expires_after; None where it was not given."""
-    anchor, seconds = fields.get("expires_after[anchor]"), fields.get("expires_after[seconds]")
-    if anchor is None and seconds is None:
-        return None
-    if anchor != "created_at":
-        raise wrong("expires_after.anchor", 'expected "created_at"')
-    if not (seconds or "").isdecimal() or not LEAST_EXPIRY <= int(seconds or 0) <= MOST_EXPIRY:
-        raise wrong("expires_after.seconds", f"expected a whole number from {LEAST_EXPIRY} to {MOST_EXPIRY}")
-    return int(seconds or 0)
 
 
 def _too_large(most: int) -> ApiError:

@@ -60,7 +60,7 @@ class GenerationRoutes:
         service = self._service
         service.calls[call] = answer.id
         try:
-            if any(job.max_tokens):
+            if any(job.max_tokens) or job.scored:
                 await service.engine.submit(call)
                 await call.wait_accepted()
             else:
@@ -74,6 +74,7 @@ class GenerationRoutes:
 async def _whole(call: Call, answer: Answer) -> web.StreamResponse:
     while call.left:
         await call.wait()
+    await answer.prepare()
     return web.Response(body=msgspec.json.encode(answer.whole()), content_type="application/json")
 
 
@@ -100,6 +101,7 @@ async def _stream(request: web.Request, call: Call, answer: Answer, service: Ser
 async def _events(stream: EventStream, call: Call, answer: Answer) -> None:
     while not call.done:
         changed = await call.wait()
+        await answer.prepare(changed)
         await stream.send([chunk for sample in changed for chunk in answer.chunks(sample)])
         await stream.ping()
     await stream.send(answer.last_chunks(), DONE)

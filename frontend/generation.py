@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from frontend.errors import ApiError
 from frontend.sample import Sample
+from frontend.scores import PromptScores
 from toka.messages import REQUEST_ID_BYTES, Finish, SamplingParams, Submit, Work, encode
 
 SHARD_SAMPLES = 64
@@ -45,6 +47,8 @@ class Generation:
     delivery: int
     """Tokens of a sample that come together."""
     call: Call
+    scores: PromptScores | None = None
+    """Where the prompt's log-probabilities are asked for."""
     id: bytes = field(default_factory=lambda: secrets.token_bytes(REQUEST_ID_BYTES))
     cached: int = 0
     """Tokens of the prompt that its first sample found in the prefix cache."""
@@ -74,14 +78,23 @@ class Generation:
         place, rest = divmod(first, self.share)
         return self.shards[place] if not rest and 0 <= place < len(self.shards) else None
 
+    @property
+    def unscored(self) -> bool:
+        """Whether log-probabilities of the prompt are still to come."""
+        return self.scores is not None and not self.scores.complete
+
     def submit(self, shard: Shard, frontend: bytes, page_hashes: bytes) -> Submit:
         """The message that runs the shard's unfinished samples, on from what they have.
 
         page_hashes: keys of the prompt's full pages, or empty.
         """
         samples = shard.unfinished
+        params = self.params
+        # One shard has the prompt scored, once; where nothing is generated, all end with that.
+        if params.max_tokens and (shard.first or not self.unscored):
+            params = dataclasses.replace(params, prompt_logprobs=-1)
         work = Work(
-            params=self.params,
+            params=params,
             samples=[sample.number for sample in samples],
             output_counts=[len(sample.ids) for sample in samples],
             delivery=self.delivery,

@@ -17,8 +17,13 @@ from numpy.typing import NDArray
 from frontend import chats
 from frontend.errors import ApiError, wrong
 from frontend.generation import WHOLE_DELIVERY, Call, Generation
+from frontend.grammars import Grammar, Grammars, Thoughts, check_ends
 from frontend.sample import Sample
 from frontend.schema import ChatRequest, CompletionRequest, Sampling
+from frontend.scores import PromptScores
+from frontend.structure import ToolUse, chat_grammar, text_grammar, thoughts, tool_use
+from frontend.tool_formats import of_template
+from frontend.tools import toolbox
 from toka.messages import ModelCard, SamplingParams
 from toka.text.detokenize import detokenizer
 from toka.text.reasoning import ThinkSplitter, begins_inside, thinks
@@ -28,6 +33,8 @@ from toka.text.vocabulary import Vocabulary
 SEED_BITS = 64
 PROMPTS_AT_ONCE = 64
 """Prompts looked at before other tasks of the event loop get their turn."""
+MOST_SCORES = 1 << 20
+"""Log-probabilities of prompts in one answer: 30 to 50 MB of it."""
 DEFAULT_MAX_TOKENS = 16
 """Of completions, as OpenAI's; a chat may go on to the end of the context."""
 
@@ -64,6 +71,8 @@ class Job:
     """Whether the answer has the ids of prompts and choices."""
     inside: bool | None = None
     """For models that think: whether the prompt ends within what they think."""
+    tools: ToolUse | None = None
+    """Where the answer may call tools."""
 
     def call(self, vocabulary: Vocabulary) -> Call:
         call = Call(self.stream)
@@ -73,6 +82,7 @@ class Job:
             seed = secrets.randbits(SEED_BITS) if self.seed is None else self.seed
             samples = [self._sample(number, place * self.n + number, vocabulary) for number in range(self.n)]
             params = dataclasses.replace(self.params, max_tokens=most, seed=seed)
+            likely = self.params.prompt_logprobs
             Generation(
                 prompt=prompt,
                 params=params,
@@ -80,19 +90,31 @@ class Job:
                 priority=self.priority,
                 delivery=delivery,
                 call=call,
+                scores=PromptScores(len(prompt) - 1, likely) if self.scored else None,
             )
         return call
 
+    @property
+    def scored(self) -> bool:
+        """Whether the prompts' log-probabilities are asked for."""
+        return self.params.prompt_logprobs >= 0
+
+    def place(self, sample: Sample) -> int:
+        """The number of the sample's prompt."""
+        return sample.index // self.n
+
     def prompt(self, sample: Sample) -> NDArray[np.int32]:
-        return self.prompts[sample.index // self.n]
+        return self.prompts[self.place(sample)]
 
     def echo(self, sample: Sample) -> str:
-        return self.echoes[sample.index // self.n]
+        return self.echoes[self.place(sample)]
 
     def _sample(self, number: int, index: int, vocabulary: Vocabulary) -> Sample:
-        text, with_logprobs = detokenizer(vocabulary), self.params.logprobs >= 0
+        text = detokenizer(vocabulary, None if self.tools is None else self.tools.skipped)
+        with_logprobs, with_ids = self.params.logprobs >= 0, self.token_ids
         think = None if self.inside is None else ThinkSplitter(self.inside)
-        return Sample(number, index, text, self.stops, with_logprobs, with_ids=self.token_ids, think=think)
+        calls = None if self.tools is None else self.tools.reader()
+        return Sample(number, index, text, self.stops, with_logprobs, with_ids=with_ids, think=think, calls=calls)
 
 
 class Planner:
@@ -101,6 +123,7 @@ class Planner:
     def __init__(self, pool: TokenizerPool, vocabulary: Vocabulary, limits: Limits) -> None:
         self._pool = pool
         self._limits = limits
+        self._vocabulary, self._grammars = vocabulary, Grammars(vocabulary)
         self._longest_token = vocabulary.longest()
 
     async def completion(self, request: CompletionRequest, card: ModelCard) -> Job:
@@ -112,17 +135,24 @@ class Planner:
         if request.suffix is not None:
             message = "text is generated behind a prompt, not between it and a suffix"
             raise wrong("suffix", message, "unsupported_parameter")
-        if echo and request.logprobs is not None:
-            message = "log-probabilities of the prompt, which echo asks for with these, are not supported"
-            raise wrong("logprobs", message, "unsupported_parameter")
         if request.max_tokens == 0 and not echo:
             raise wrong("max_tokens", "0 is for echo alone")
         logprobs = -1 if request.logprobs is None else request.logprobs
         self._check_logprobs("logprobs", logprobs, card)
         given = _prompts(request)
         self._check_samples("prompt", len(given), request.n)
+        grammar = text_grammar(request)
         prompts, echoes = await self._encode(request, given, card, echo)
-        return self._job(request, card, "prompt", prompts, echoes, request.max_tokens, DEFAULT_MAX_TOKENS, logprobs)
+        job = self._job(request, card, "prompt", prompts, echoes, request.max_tokens, DEFAULT_MAX_TOKENS, logprobs)
+        if echo and logprobs >= 0:
+            values = sum(map(len, prompts)) * job.n * (logprobs + 1)
+            if values > MOST_SCORES:
+                raise wrong(
+                    "logprobs", f"{values} log-probabilities of prompts, choice by choice; at most {MOST_SCORES}"
+                )
+            job.params = dataclasses.replace(job.params, prompt_logprobs=logprobs)
+        await self._hold(job, request, grammar, Thoughts.NONE)
+        return job
 
     async def chat(self, request: ChatRequest, card: ModelCard) -> Job:
         self._check(request, card)
@@ -131,8 +161,11 @@ class Planner:
         logprobs = (request.top_logprobs or 0) if request.logprobs else -1
         self._check_logprobs("top_logprobs", logprobs, card)
         self._check_samples("n", 1, request.n)
-        self._check_length("messages", sum(map(chats.characters, request.messages or [])), card)
-        chat = await chats.chat(request, self._limits.client_chat_template)
+        self._check_length("messages", sum(map(chats.characters, request.messages)), card)
+        source = request.chat_template or (self._pool.template and self._pool.template.source) or ""
+        box, form = toolbox(request), of_template(source)
+        grammar = chat_grammar(request, box, form, self._vocabulary)
+        chat = await chats.chat(request, self._limits.client_chat_template, box, form)
         try:
             text = await self._pool.render_chat(chat.messages, chat.rendering, chat.template)
         except ValueError as error:
@@ -140,9 +173,23 @@ class Planner:
         self._check_length("messages", len(text), card)
         prompts = await self._pool.encode([text], False)
         job = self._job(request, card, "messages", prompts, [""], most, card.context_length, logprobs)
-        template = chat.template or (self._pool.template and self._pool.template.source)
-        job.inside = begins_inside(text, chat.begun) if thinks(template or "") else None
+        job.inside = begins_inside(text, chat.begun) if thinks(source) else None
+        await self._hold(job, request, grammar, thoughts(job.inside, text, chat.begun))
+        if box is not None:
+            early, at_start = job.stream or grammar is not None, not chat.begun.strip()
+            job.tools = tool_use(box, form, self._vocabulary, early=early, at_start=at_start)
         return job
+
+    async def close(self) -> None:
+        await self._grammars.close()
+
+    async def _hold(self, job: Job, request: Sampling, grammar: Grammar | None, before: Thoughts) -> None:
+        """Hold the answers to `grammar`, behind what the model may think `before`."""
+        if grammar is None:
+            return
+        check_ends(request)
+        constraint = await self._grammars.constraint(grammar, before)
+        job.params = dataclasses.replace(job.params, grammar=constraint.grammar, grammar_after=constraint.after)
 
     async def _encode(
         self, request: CompletionRequest, given: Sequence[str | list[int]], card: ModelCard, echo: bool

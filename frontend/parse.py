@@ -9,7 +9,7 @@ import math
 import re
 import sys
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -23,6 +23,7 @@ LARGE_BYTES = 262_144
 BUSY_SECONDS = 1
 
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<field>.*?)`(?: - at `\$\.?(?P<path>.*)`)?", re.DOTALL)
+_MISSING = re.compile(r"Object missing required field `(?P<field>.*?)`(?: - at `\$\.?(?P<path>.*)`)?", re.DOTALL)
 _WRONG = re.compile(r"(?P<message>.*) - at (?:`key` in )?`\$\.?(?P<path>.*)`", re.DOTALL)
 
 Body = bytes | bytearray
@@ -118,6 +119,14 @@ def _lists_of_ids(raw: bytes) -> list[array[int]]:
     return [array("q", msgspec.json.decode(each + b"]", type=list[int])) for each in lists]
 
 
+def parse_fields(values: Mapping[str, str], kind: type[S]) -> S:
+    """The fields of a query or a form as a `kind`; raises ApiError that names the field which is wrong."""
+    try:
+        return msgspec.convert(dict(values), kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise _named(str(error), kind) from None
+
+
 def _parse(body: Body, kind: type[S]) -> S:
     try:
         return msgspec.json.decode(body, type=kind)
@@ -132,13 +141,18 @@ def _parse(body: Body, kind: type[S]) -> S:
 def _named(message: str, kind: type[msgspec.Struct]) -> ApiError:
     """The ApiError for what msgspec says is wrong about a field."""
     if match := _UNKNOWN.fullmatch(message):
-        path = ".".join(filter(None, (match["path"], match["field"])))
-        return wrong(path, "unknown field", "unknown_parameter")
+        return wrong(_joined(match), "unknown field", "unknown_parameter")
+    if match := _MISSING.fullmatch(message):
+        return wrong(_joined(match), "missing")
     if match := _WRONG.fullmatch(message):
         if "Expected `null`" in match["message"]:
             return wrong(match["path"], "not supported", "unsupported_parameter")
         return wrong(match["path"], match["message"][0].lower() + match["message"][1:].replace(" | null", ""))
     return ApiError(400, f"the body: {message}", code="invalid_json")
+
+
+def _joined(match: re.Match[str]) -> str:
+    return ".".join(filter(None, (match["path"], match["field"])))
 
 
 def _broken(body: Body, message: str) -> ApiError:

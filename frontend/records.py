@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from typing import Any
+from typing import Literal
 
 from msgspec import Struct, field
 
@@ -26,7 +26,7 @@ class File(Struct, kw_only=True):
     """OpenAI's file object."""
 
     id: str
-    object: str = "file"
+    object: Literal["file"] = "file"
     bytes: int
     created_at: int
     filename: str
@@ -39,6 +39,20 @@ class Counts(Struct, kw_only=True):
     total: int = 0
     completed: int = 0
     failed: int = 0
+
+
+class BatchError(Struct, kw_only=True):
+    code: str
+    message: str
+    line: int | None = None
+    param: str | None = None
+
+
+class BatchErrors(Struct, kw_only=True):
+    """Why a batch as a whole has failed."""
+
+    object: Literal["list"] = "list"
+    data: list[BatchError]
 
 
 class Usage(Struct, kw_only=True):
@@ -55,7 +69,7 @@ class Batch(Struct, kw_only=True):
     """OpenAI's batch object."""
 
     id: str
-    object: str = "batch"
+    object: Literal["batch"] = "batch"
     endpoint: str
     input_file_id: str
     completion_window: str
@@ -63,6 +77,7 @@ class Batch(Struct, kw_only=True):
     expires_at: int
     metadata: dict[str, str] | None
     status: str = "validating"
+    """validating, in_progress, finalizing, completed; or failed, expired, cancelling, cancelled."""
     in_progress_at: int | None = None
     finalizing_at: int | None = None
     completed_at: int | None = None
@@ -72,14 +87,14 @@ class Batch(Struct, kw_only=True):
     cancelled_at: int | None = None
     output_file_id: str | None = None
     error_file_id: str | None = None
-    errors: dict[str, Any] | None = None
+    """Answers that are errors, and lines that were not run."""
+    errors: BatchErrors | None = None
     request_counts: Counts = field(default_factory=Counts)
     usage: Usage = field(default_factory=Usage)
 
     def fail(self, code: str, message: str) -> None:
         self.status, self.failed_at = "failed", now()
-        error = {"code": code, "message": message, "line": None, "param": None}
-        self.errors = {"object": "list", "data": [error]}
+        self.errors = BatchErrors(data=[BatchError(code=code, message=message)])
 
 
 class Progress(Struct, kw_only=True):

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from frontend.sample import TokenLogprob
-from toka.messages import REQUEST_ID_BYTES, Finish, Frame, Tokens
+from frontend.scores import ScoreRow
+from toka.messages import REQUEST_ID_BYTES, Finish, Frame, Scores, Tokens
 from toka.sockets import parse
 
 log = logging.getLogger(__name__)
@@ -29,12 +30,41 @@ class Row(NamedTuple):
     logprobs: Sequence[TokenLogprob]
 
 
-def rows(payload: Sequence[Frame]) -> Iterator[Row]:
-    """The rows of an encoded Tokens; none, logged, where it is not one or its arrays do not fit together."""
-    tokens = parse(payload)
-    if not isinstance(tokens, Tokens) or not _fits(tokens):
-        log.warning("message dropped: the payload of Outputs is no Tokens")
-        return
+def rows(payload: Sequence[Frame]) -> Iterator[Row | ScoreRow]:
+    """The rows of an encoded Tokens or Scores; none, logged, where it is neither or its arrays do not fit together."""
+    message = parse(payload)
+    if isinstance(message, Tokens) and _fits(message):
+        yield from _token_rows(message)
+    elif isinstance(message, Scores) and _scores_fit(message):
+        yield from _score_rows(message)
+    else:
+        log.warning("message dropped: the payload of Outputs is no Tokens and no Scores")
+
+
+def _score_rows(scores: Scores) -> Iterator[ScoreRow]:
+    place = top = 0
+    for row, (first, count, likely) in enumerate(
+        zip(scores.first.tolist(), scores.counts.tolist(), scores.logprobs.tolist())
+    ):
+        key = scores.requests[row * REQUEST_ID_BYTES : (row + 1) * REQUEST_ID_BYTES]
+        chosen, tops = slice(place, place + count), slice(top, top + count * likely)
+        top_ids = scores.top_ids[tops].reshape(count, likely)
+        yield ScoreRow(key, first, scores.chosen[chosen], top_ids, scores.top_values[tops].reshape(count, likely))
+        place += count
+        top += count * likely
+
+
+def _scores_fit(scores: Scores) -> bool:
+    count = len(scores.first)
+    if len(scores.requests) != REQUEST_ID_BYTES * count or not len(scores.counts) == len(scores.logprobs) == count:
+        return False
+    if any((each < 0).any() for each in (scores.first, scores.counts, scores.logprobs)):
+        return False
+    likely = int((scores.counts.astype(np.int64) * scores.logprobs).sum())
+    return len(scores.chosen) == scores.counts.sum() and len(scores.top_ids) == len(scores.top_values) == likely
+
+
+def _token_rows(tokens: Tokens) -> Iterator[Row]:
     ids = tokens.tokens.tolist()
     logprobs = _logprob_reader(tokens)
     place = request = 0

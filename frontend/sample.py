@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from frontend.tool_calls import CallDelta, CallReader
 from toka.messages import Finish
 from toka.text.detokenize import Detokenizer
 from toka.text.reasoning import ThinkSplitter
@@ -33,9 +34,10 @@ class Piece:
     """Where they are asked for: those of `logprobs`, where there are these as well."""
     reasoning: str
     """What the model thought before `text`."""
+    calls: list[CallDelta]
 
     def __bool__(self) -> bool:
-        return bool(self.text or self.logprobs or self.ids or self.reasoning)
+        return bool(self.text or self.logprobs or self.ids or self.reasoning or self.calls)
 
 
 class Sample:
@@ -49,6 +51,7 @@ class Sample:
     """
 
     __slots__ = (
+        "_calls",
         "_closed",
         "_given",
         "_logprobs",
@@ -80,6 +83,7 @@ class Sample:
         *,
         with_ids: bool = False,
         think: ThinkSplitter | None = None,
+        calls: CallReader | None = None,
     ) -> None:
         self.number = number
         """Among the samples of its prompt ..."""
@@ -93,7 +97,7 @@ class Sample:
         """Whether it is on its call's list of what changed."""
         self._text = text
         self._stops = StopFinder(stops) if stops else None
-        self._think = think
+        self._think, self._calls = think, calls
         self._with_logprobs, self._with_ids = with_logprobs, with_ids
         self._logprobs: list[TokenLogprob] = []
         self._offsets: list[int] = []
@@ -111,6 +115,11 @@ class Sample:
     @property
     def eager(self) -> bool:
         return self._stops is not None
+
+    @property
+    def called(self) -> bool:
+        """Whether there are whole calls of tools in what was taken."""
+        return self._calls is not None and self._calls.complete > 0
 
     def add(self, ids: Sequence[int], finish: Finish, logprobs: Sequence[TokenLogprob]) -> None:
         """The next ids. The last one carries no text where `finish` is STOP."""
@@ -153,7 +162,8 @@ class Sample:
         else:
             ready = bisect_left(self._offsets, self._told)
         reasoning, text = self._split(text) if self._think else ("", text)
-        piece = Piece(text, self._logprobs[:ready], self._offsets[:ready], ids, reasoning)
+        text, calls = self._find_calls(text) if self._calls else (text, [])
+        piece = Piece(text, self._logprobs[:ready], self._offsets[:ready], ids, reasoning, calls)
         del self._logprobs[:ready], self._offsets[:ready]
         return piece
 
@@ -162,6 +172,14 @@ class Sample:
         reasoning, answer = self._think.feed(text)
         rest = self._think.flush() if self.finish else ("", "")
         return reasoning + rest[0], answer + rest[1]
+
+    def _find_calls(self, text: str) -> tuple[str, list[CallDelta]]:
+        assert self._calls is not None
+        text, calls = self._calls.feed(text)
+        if not self.finish:
+            return text, calls
+        rest, last = self._calls.flush(cut=self.finish != Finish.STOP)
+        return text + rest, calls + last
 
     @property
     def _stopped(self) -> bool:

@@ -57,8 +57,7 @@ async def serve(config: Config, number: int = 0) -> None:
         with contextlib.suppress(asyncio.CancelledError):
             await engine
         context.term()
-        if service.store is not None:
-            service.store.close()
+        await service.close()
 
 
 async def _run(service: Service, runner: web.AppRunner) -> None:

@@ -95,6 +95,12 @@ class Service:
     def model(self, model: Model) -> None:
         self._model = model
 
+    async def close(self) -> None:
+        if self._model is not None:
+            await self._model.planner.close()
+        if self.store is not None:
+            self.store.close()
+
     @property
     def card(self) -> ModelCard:
         if self.engine.card is None:

@@ -6,7 +6,9 @@ from typing import Any
 
 import msgspec
 from aiohttp import web
+from msgspec import UNSET
 
+from frontend.answer_schema import Health, Model, ModelList, Ready
 from frontend.errors import ApiError
 from frontend.service import RETRY_SECONDS, Service
 
@@ -27,35 +29,33 @@ class StatusRoutes:
         state = self._service.engine.state
         assert state is not None, "a pong came through the broker"
         return json_response(
-            {
-                "status": "ok",
-                "frontend": self._service.number,
-                "replicas": state.replicas,
-                "queued": state.queued,
-                "running": pong.running,
-                "waiting": pong.waiting,
-                "pages_used": pong.pages_used,
-                "pages": pong.pages,
-            }
+            Health(
+                frontend=self._service.number,
+                replicas=state.replicas,
+                queued=state.queued,
+                running=pong.running,
+                waiting=pong.waiting,
+                pages_used=pong.pages_used,
+                pages=pong.pages,
+            )
         )
 
     async def ready(self, request: web.Request) -> web.Response:
         """200 if a new request would run; asks nobody."""
         reason = self._service.unavailable
-        return _unavailable(reason) if reason else json_response({"status": "ok", "frontend": self._service.number})
+        return _unavailable(reason) if reason else json_response(Ready(frontend=self._service.number))
 
     async def models(self, request: web.Request) -> web.Response:
-        return json_response({"object": "list", "data": [self._model(self._service.model.name)]})
+        return json_response(ModelList(data=[self._model(self._service.model.name)]))
 
     async def model(self, request: web.Request) -> web.Response:
         name = request.match_info["name"]
         self._service.check_name(name)
         return json_response(self._model(name))
 
-    def _model(self, name: str) -> dict[str, Any]:
+    def _model(self, name: str) -> Model:
         card = self._service.engine.card
-        model: dict[str, Any] = {"id": name, "object": "model", "created": self._service.started, "owned_by": "toka"}
-        return model | ({"max_model_len": card.context_length} if card else {})
+        return Model(id=name, created=self._service.started, max_model_len=card.context_length if card else UNSET)
 
 
 def json_response(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:

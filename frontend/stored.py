@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
-from typing import ParamSpec, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, ParamSpec, TypeVar
 
-from aiohttp import web
+from msgspec import Meta
 
-from frontend.errors import ApiError, wrong
+from frontend.errors import ApiError
 from frontend.records import Batch, File
 from frontend.service import Service
-from frontend.status import json_response
 from frontend.store import Store, explain
+
+After = Annotated[str, Meta(description="The id behind which the page begins; empty: at the beginning.")]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -33,23 +34,9 @@ async def stored(store: Store, method: Callable[P, T], *args: P.args, **kwargs: 
         raise ApiError(500, explain(error, store.folder)) from None
 
 
-def checked_query(request: web.Request, *known: str) -> dict[str, str]:
-    for name in request.query:
-        if name not in known:
-            raise wrong(name, "unknown field", "unknown_parameter")
-    return dict(request.query)
-
-
-def limit_of(query: Mapping[str, str], default: int, most: int) -> int:
-    text = query.get("limit", str(default))
-    if not text.isdecimal() or not 1 <= int(text) <= most:
-        raise wrong("limit", f"expected a whole number from 1 to {most}, got {text!r}")
-    return int(text)
-
-
-def page(found: Sequence[File | Batch], limit: int) -> web.Response:
-    """A list of up to `limit` objects; `found` has one more where there is more."""
+def page(found: Sequence[File] | Sequence[Batch], limit: int) -> dict[str, Any]:
+    """The fields of a list of up to `limit` objects; `found` has one more where there is more."""
     data = found[:limit]
     ids = [each.id for each in data]
     ends = {"first_id": ids[0] if ids else None, "last_id": ids[-1] if ids else None}
-    return json_response({"object": "list", "data": data, "has_more": len(found) > limit} | ends)
+    return {"data": data, "has_more": len(found) > limit} | ends

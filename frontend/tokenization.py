@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from aiohttp import web
 from msgspec import Struct
 
+from frontend.answer_schema import Texts, TokenizerInfo, Tokens
 from frontend.errors import wrong
 from frontend.parse import parse
 from frontend.schema import Count
@@ -17,13 +16,15 @@ from frontend.status import json_response
 class TokenizeRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     model: str | None = None
     prompt: str | None = None
+    """Give either this or texts."""
     texts: list[str] | None = None
     add_special_tokens: bool | None = None
+    """Whether texts begin with the tokenizer's special tokens; they do where it is left out."""
 
 
 class DetokenizeRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     model: str | None = None
-    tokens: list[Count | list[Count]] | None = None
+    tokens: list[Count | list[Count]]
     """The ids of one text, or those of several."""
 
 
@@ -34,10 +35,10 @@ class TokenizationRoutes:
     async def info(self, request: web.Request) -> web.Response:
         """The special tokens and the chat template, under the names that they have in tokenizer_config.json."""
         model = self._service.model
-        special: dict[str, str | None] = {"bos_token": None, "eos_token": None, "pad_token": None}
-        template = model.pool.template
-        info = special | model.special_tokens | {"chat_template": template and template.source}
-        return json_response(info | {"vocab_size": model.vocabulary.size})
+        source = model.pool.template.source if model.pool.template else None
+        return json_response(
+            TokenizerInfo(chat_template=source, vocab_size=model.vocabulary.size, **model.special_tokens)
+        )
 
     async def tokenize(self, request: web.Request) -> web.Response:
         body = await self._service.bodies.read(request)
@@ -53,19 +54,17 @@ class TokenizationRoutes:
         finally:
             self._service.bodies.forget(len(body))
 
-    async def _tokens(self, asked: TokenizeRequest) -> dict[str, Any]:
+    async def _tokens(self, asked: TokenizeRequest) -> Tokens:
         self._service.check_name(asked.model)
         if (asked.prompt is None) == (asked.texts is None):
             raise wrong("prompt", "give either this or texts")
         texts = [asked.prompt] if asked.prompt is not None else asked.texts or []
         encoded = await self._service.model.pool.encode(texts, asked.add_special_tokens is not False)
         ids = [each.tolist() for each in encoded]
-        return {"tokens": ids if asked.prompt is None else ids[0], "count": sum(map(len, ids))}
+        return Tokens(tokens=ids if asked.prompt is None else ids[0], count=sum(map(len, ids)))
 
-    async def _texts(self, asked: DetokenizeRequest) -> dict[str, Any]:
+    async def _texts(self, asked: DetokenizeRequest) -> Texts:
         self._service.check_name(asked.model)
-        if asked.tokens is None:
-            raise wrong("tokens", "missing")
         lists = [each for each in asked.tokens if isinstance(each, list)]
         ids = [each for each in asked.tokens if isinstance(each, int)]
         if lists and ids:
@@ -75,8 +74,8 @@ class TokenizationRoutes:
             self._check_ids(each)
         pool = self._service.model.pool
         if lists:
-            return {"texts": [await pool.decode(each) for each in lists]}
-        return {"prompt": await pool.decode(ids)}
+            return Texts(texts=[await pool.decode(each) for each in lists])
+        return Texts(prompt=await pool.decode(ids))
 
     def _check_ids(self, ids: list[int]) -> None:
         size = self._service.model.vocabulary.size

@@ -124,7 +124,7 @@ def replica_names(config: Config) -> list[str]:
 
 
 def replica_unit(config: Config, name: str, sockets: Path, stage: str = STAGE, place: Place | None = None) -> Unit:
-    """The replica `name`, its manager and stages, with the sockets between them in the folder `sockets`.
+    """The replica `name`, its manager, matcher and stages, with the sockets between them in the folder `sockets`.
 
     Of a replica over several hosts what is this one's.
     Without a `place` it gets one as if it were alone on this machine.
@@ -136,8 +136,10 @@ def replica_unit(config: Config, name: str, sockets: Path, stage: str = STAGE, p
         Part(f"stage {name}.{number}", stage, args, {"TOKA_STAGE": str(number)} | env)
         for number, env in zip(own_stages(config), place.stages)
     ]
-    managers = [Part(f"manager {name}", "workers.manager", args, place.manager)] if config.node_rank == 0 else []
-    return Unit("replica", [*managers, *stages])
+    both = ("manager", "matcher") if config.node_rank == 0 else ()
+    return Unit(
+        "replica", [*(Part(f"{each} {name}", f"workers.{each}", args, place.manager) for each in both), *stages]
+    )
 
 
 async def until_serving(urls: Sequence[str], frontends: Sequence[Unit]) -> None:

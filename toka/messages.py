@@ -34,6 +34,14 @@ Uint8 = Annotated[NDArray[np.uint8], np.uint8]
 Float32 = Annotated[NDArray[np.float32], np.float32]
 
 
+def no_ints() -> Int32:
+    return np.empty(0, np.int32)
+
+
+def no_floats() -> Float32:
+    return np.empty(0, np.float32)
+
+
 class MessageError(ValueError):
     """The frames are not a message of this version, or not of its declared types."""
 
@@ -306,6 +314,7 @@ class JoinReplica(Message):
     holds_first: list[int]
     holds_sequences: list[int]
     """... its sequences that have not ended, ..."""
+    holds_priorities: list[int]
     holds_frontends: list[bytes]
     """... and the frontend it belongs to."""
 
@@ -420,6 +429,8 @@ class Resume(Message):
     request: bytes
     sample: int
     have: int
+    scored: int = 0
+    """The same for log-probabilities of the prompt: so many are here."""
 
 
 @message(11)
@@ -433,7 +444,7 @@ class Release(Message):
 @message(12)
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Outputs(Message):
-    """Manager to broker, onward to one frontend: all that a step has for it. `payload`: `Tokens`."""
+    """Manager to broker, onward to one frontend: all that a step has for it. `payload`: `Tokens`, or `Scores`."""
 
     frontend: bytes
     epoch: int
@@ -517,6 +528,27 @@ class Pages(Message):
     evicted: bytes
 
 
+@message(18)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Scores(Message):
+    """A payload of Outputs: rows of log-probabilities of a request's prompt. It comes before tokens of the request's
+    first shard.
+
+    A row is a run of ids: one `chosen` for each, and `logprobs` pairs of `top_ids` and `top_values`.
+    """
+
+    requests: bytes
+    """16 bytes a row."""
+    first: Int32
+    """The place of the row's first id; 0 is the prompt's second, the first that anything stands before."""
+    counts: Int32
+    logprobs: Int32
+    """0: chosen only; k: k most likely as well."""
+    chosen: Float32
+    top_ids: Int32
+    top_values: Float32
+
+
 # --- Manager and stages -------------------------------------------------------------------------------
 
 
@@ -548,6 +580,19 @@ class SlotExtras:
     """int32 ids."""
     outputs: bytes
     """int32 ids the sample already has."""
+    constrained: bool = False
+    """Whether its samples wait for masks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredRow:
+    """A row of a prompt of which each id that follows one of its tokens is given its log-probability."""
+
+    row: int
+    likely: int
+    """How many of the most likely ids are named with each."""
+    following: int
+    """The id that follows the row's last token; -1: none does."""
 
 
 @message(33)
@@ -556,7 +601,7 @@ class Plan(Message):
     """Manager to every stage: one step. A stage executes plans in the order they were sent.
 
     A *row* is one sequence's tokens in this step. Order of execution: slot set-up, page table entries,
-    page copies, forward pass, sampling.
+    page copies, forward pass, sampling, scoring.
     """
 
     step: int
@@ -589,6 +634,8 @@ class Plan(Message):
     sample_rows: Int32
     sample_slots: Int32
     sample_positions: Int32
+    scores: list[ScoredRow] = field(default_factory=list)
+    """In the order of their rows."""
     # Shared-prefix groups: group g's prefix is the next `group_page_counts[g]` of `group_pages`, its
     # members the next `group_row_counts[g]` of `group_rows` (row numbers). The prefix is whole pages and
     # stands at the start of every member's page table.
@@ -601,7 +648,8 @@ class Plan(Message):
 @message(34)
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepResult(Message):
-    """First rank of the last stage to manager: what a plan's `sample_*` rows drew, in their order."""
+    """First rank of the last stage to manager: what a plan's `sample_*` rows drew and its `scores` are, in their
+    order."""
 
     step: int
     busy_us: int
@@ -610,6 +658,10 @@ class StepResult(Message):
     chosen: Float32
     top_ids: Int32
     top_values: Float32
+    # The same for the ids that follow tokens of scored rows; top_*: that row's `likely` each.
+    scored: Float32 = field(default_factory=no_floats)
+    scored_top_ids: Int32 = field(default_factory=no_ints)
+    scored_top_values: Float32 = field(default_factory=no_floats)
 
 
 @message(35)
@@ -639,7 +691,10 @@ class Activations(Message):
 @message(38)
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Sampled(Message):
-    """Last stage to the first: what a plan drew, in the order of its `sample_slots`."""
+    """Last stage to the first: what a plan drew, in the order of its `sample_slots`.
+
+    Also to the matcher: what it drew for the slots of the step's Constrain, in their order.
+    """
 
     step: int
     slots: Int32
@@ -674,3 +729,77 @@ class Meet(Message):
     """Of this start of the replica."""
     refusal: str = ""
     """Why the stage cannot take part, in a sentence."""
+
+
+# --- The matcher, with manager and last stage ---------------------------------------------------------
+
+
+@message(48)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Compile(Message):
+    """Manager to matcher, before anything that has this grammar is admitted."""
+
+    number: int
+    grammar: str
+
+
+@message(49)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Compiled(Message):
+    """Matcher to manager: the grammar of this number is ready."""
+
+    number: int
+    error: str
+    """Why it is not, in a sentence; empty where it is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrammarSetup:
+    """A slot taken over by a sequence with a grammar; see SamplingParams."""
+
+    slot: int
+    grammar: int
+    """Which of Constrain's `grammars`."""
+    grammar_after: int
+    banned_ids: list[int]
+    """Ids that may not be sampled before `min_tokens`, unless the grammar allows no other."""
+    min_tokens: int
+    outputs: bytes
+    """int32 ids the sample already has."""
+
+
+@message(50)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Constrain(Message):
+    """Manager to matcher, with every plan that samples for slots with a grammar, or sets one up.
+
+    `slots` and `positions` are those of the plan's `sample_slots` and `sample_positions`, in their order.
+    """
+
+    step: int
+    grammars: list[str]
+    setups: list[GrammarSetup]
+    slots: Int32
+    positions: Int32
+
+
+@message(51)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Masks(Message):
+    """Matcher to every rank of the last stage: which ids the slots of a step's Constrain may be given.
+
+    bits: [slots, 4 * ceil(vocabulary / 32)]; of a row, bit i % 8 of byte i // 8 is for id i.
+    """
+
+    step: int
+    bits: Uint8
+
+
+@message(52)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GrammarFailed(Message):
+    """Matcher to manager: the grammar of what is in this slot cannot be followed any further. The manager sends it
+    back when it has ended the sequence; until then the matcher keeps the masks of its next step."""
+
+    slot: int
+    reason: str

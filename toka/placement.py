@@ -61,7 +61,7 @@ def own_stages(config: Config) -> range:
         raise ValueError(f"keys: nodes={config.nodes} need them, on loopback, too (see toka-keygen)")
     if not is_tcp(check_endpoint(config.rendezvous, config.keys)):
         raise ValueError(f"rendezvous: {config.rendezvous}: expected tcp://HOST:PORT")
-    last = int(config.rendezvous.rsplit(":", 1)[1]) + 1 + stages
+    last = int(config.rendezvous.rsplit(":", 1)[1]) + 2 + stages
     if last > LAST_PORT:
         raise ValueError(f"rendezvous: {config.rendezvous}: the ports behind it would go to {last}")
     if config.pp_size % config.nodes:

@@ -1,6 +1,6 @@
 """Starts parts as processes, restarts the ones that die, and ends them in order.
 
-Parts that live and die together are a *unit*: the broker, a frontend, a replica (its manager and stages).
+Parts that live and die together are a *unit*: the broker, a frontend, a replica (its manager, matcher and stages).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Where the manager of a replica and its stages find each other.
+"""Where the manager of a replica, its matcher and its stages find each other.
 
 On one host in the replica's folder. Over several, `rendezvous` has the results, the ports behind it the plans of each
-stage, and the last one torch.distributed.
+stage, then torch.distributed and the matcher.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from toka.keys import ZAP_ENDPOINT, Whitelist
 from toka.sockets import Seldom, open_socket
 
 POLL_MS = 200
+MANAGER = b"manager"
+"""What the matcher knows the manager as."""
 
 
 def results(config: Config) -> str:
@@ -31,8 +33,18 @@ def plans(config: Config, stage: int) -> str:
 
 def meeting(config: Config, token: str) -> str:
     """For torch.distributed, and all stages of one start of the replica, which has a `token` of its own."""
-    last = 1 + config.pp_size * config.tp_size
-    return _behind(config, last) if config.rendezvous else f"file://{config.run_dir}/meet-{token}"
+    place = 1 + config.pp_size * config.tp_size
+    return _behind(config, place) if config.rendezvous else f"file://{config.run_dir}/meet-{token}"
+
+
+def matcher(config: Config) -> str:
+    place = 2 + config.pp_size * config.tp_size
+    return _behind(config, place) if config.rendezvous else f"ipc://{config.run_dir}/matcher"
+
+
+def stage_name(stage: int) -> bytes:
+    """What the matcher knows a stage as."""
+    return b"stage-%d" % stage
 
 
 def _behind(config: Config, ports: int) -> str:

@@ -56,8 +56,39 @@ def test_order_is_first_in_first_out_within_priority():
     order = []
     while shards := submits(bench, replica):
         order += numbers(shards)
-        bench.finish(replica, 1, shards[0])
+        for each in shards:
+            bench.finish(replica, 1, each)
     assert order == [0, 4, 2, 5, 1, 3]
+
+
+def test_the_urgent_do_not_wait_for_credits_of_the_less_urgent():
+    """Up to as many again: a manager has room for so many, and preempts for them."""
+    bench, frontend, [replica] = ready(credits=4)
+    for number in range(6):
+        bench.submit(frontend, number, priority=7)
+    for number in range(6, 12):
+        bench.submit(frontend, number, priority=number % 2)
+    bench.submit(frontend, 12, priority=7)
+    first = submits(bench, replica)
+    assert numbers(first) == [0, 1, 2, 3, 6, 7, 8, 9], "four of the less urgent, then four of the urgent"
+    for each in first[:4]:
+        bench.finish(replica, 1, each)
+    assert numbers(submits(bench, replica)) == [10], "those of priority 1 wait for what is as urgent"
+    bench.finish(replica, 1, first[4])
+    assert numbers(submits(bench, replica)) == []
+    bench.finish(replica, 1, first[5])
+    assert numbers(submits(bench, replica)) == [11]
+
+
+def test_a_full_queue_takes_an_urgent_one_that_need_not_wait():
+    bench = Bench(queue_requests=2)
+    frontend, replica = bench.join_frontend(b"f-1"), bench.join_replica("r0", credits=2)
+    for number in range(5):
+        bench.submit(frontend, number, priority=7)
+    assert [type(each) for each in bench.take(frontend)] == [Accepted] * 4 + [Refused]
+    bench.submit(frontend, 5, priority=0)
+    assert [type(each) for each in bench.take(frontend)] == [Accepted]
+    assert numbers(submits(bench, replica)) == [0, 1, 5]
 
 
 def test_a_shard_wider_than_all_credits_runs_when_a_replica_is_empty():

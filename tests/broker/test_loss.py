@@ -61,7 +61,7 @@ def test_what_waited_in_a_replaced_connection_is_not_a_peer():
     card = bench.broker.registry.replicas[replica].card
     stale = JoinReplica(
         replica="r0", epoch=1, credits=64, card=card,
-        holds=[request], holds_first=[0], holds_sequences=[1], holds_frontends=[frontend],
+        holds=[request], holds_first=[0], holds_sequences=[1], holds_priorities=[0], holds_frontends=[frontend],
     )  # fmt: skip
     bench.replica(b"\0kE\x8bg", stale)
     bench.join_frontend(b"\0kE\x8bh", holds=[(request, 0)])

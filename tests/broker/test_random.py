@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.core import FIRST_ANSWER_SECONDS, GRACE_SECONDS
+from broker.policy import OVERDRAFT
 from tests.support.broker import CARD, Bench, prompt_keys
 from tests.support.soak import examples
 from toka.messages import Cancel, Fenced, Lost, Outputs, Refused, Release, Submit
@@ -30,7 +31,7 @@ class World:
         self.refused: list[tuple[bytes, Key]] = []
         self.twice = draw.random() < 0.5
         """Whether frontends submit shards again that the broker has already."""
-        self.held: dict[bytes, dict[Key, tuple[set[int], bytes]]] = {}
+        self.held: dict[bytes, dict[Key, tuple[set[int], bytes, int]]] = {}
         """By replica: its shards' samples that have not ended, and the frontend."""
         self.names: dict[bytes, tuple[str, int, int]] = {}
         self.epoch = self.number = 0
@@ -90,7 +91,7 @@ class World:
         if not self.held[replica]:
             return
         key = self.draw.choice(list(self.held[replica]))
-        left, frontend = self.held[replica][key]
+        left, frontend, _ = self.held[replica][key]
         ended = {sample for sample in left if self.draw.random() < 0.5}
         left -= ended
         outputs = Outputs(
@@ -132,7 +133,7 @@ class World:
                 bench.join_frontend(peer, self.holds_of(peer))
             else:
                 name, epoch, credits = self.names[peer]
-                holds = [(*key, len(left), frontend) for key, (left, frontend) in self.held[peer].items()]
+                holds = [(*key, len(left), *told) for key, (left, *told) in self.held[peer].items()]
                 bench.join_replica(name, epoch, credits, holds)
             if self.draw.random() < 0.3:
                 self.pass_time(1.0)
@@ -158,7 +159,7 @@ class World:
         match message:
             case Submit():
                 samples = {sample for frame in message.payload for sample in bytes(frame)}
-                held[message.request, message.first_sample] = (samples, message.frontend)
+                held[message.request, message.first_sample] = (samples, message.frontend, message.priority)
             case Cancel(request=request, samples=cancelled):
                 for key in [key for key in held if key[0] == request]:
                     held[key][0].difference_update(cancelled or list(held[key][0]))
@@ -196,11 +197,13 @@ class World:
         kept = [(*shard.frames, shard.page_hashes) for shard in shards]
         assert queue.bytes == sum(len(each) for frames in kept for each in frames)
         for replica in registry.replicas.values():
-            assert replica.used == sum(shard.sequences for shard in replica.shards)
+            assert replica.used == sum(shard.sequences for shard in replica.shards) == replica.by_priority.total()
             assert len(replica.prefixes) <= CARD.kv_cache_tokens // CARD.page_size
-            alone = sum(shard.sequences > 0 for shard in replica.shards) == 1
+            urgent = [s for s in replica.shards if s.priority == min(replica.by_priority, default=0) and s.sequences]
             # What ends of a shard's former copy on the same replica cannot be told from what ends of the present one.
-            assert replica.used <= replica.credits or alone or self.twice
+            most = max((shard.sequences for shard in replica.shards), default=0)
+            assert replica.used < OVERDRAFT * replica.credits + most or self.twice
+            assert sum(s.sequences for s in urgent) <= replica.credits or len(urgent) == 1 or self.twice
 
 
 @examples(0.4)

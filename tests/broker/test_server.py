@@ -67,7 +67,7 @@ def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
 def join(replica: Peer, credits: int = 8) -> None:
     replica.send(
         JoinReplica(replica="r0", epoch=1, credits=credits, card=CARD, holds=[], holds_first=[], holds_sequences=[],
-                    holds_frontends=[])
+                    holds_priorities=[], holds_frontends=[])
     )  # fmt: skip
 
 

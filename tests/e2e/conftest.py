@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from tests.support.server import Server, serve
 from tests.support.tiny import tiny_model
 
 SIZES = {"max_seqs": 16, "kv_cache_tokens": 16384, "threads": 1}
+SMALL = {"max_context": 128, "max_n": 4, "max_samples": 8, "max_seqs": 4, "kv_cache_tokens": 512, "threads": 1}
+"""No request takes long, and a few of them fill the cache."""
 
 
 @pytest.fixture(scope="session")
@@ -22,8 +25,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def server(folder: Path) -> Iterator[Server]:
-    with serve(model=folder, ping_seconds=0.3, **SIZES) as running:
+def broker() -> Iterator[str]:
+    """The address of the server's broker; a path that is short enough for a socket."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield f"ipc://{folder}/broker"
+
+
+@pytest.fixture(scope="session")
+def server(folder: Path, broker: str) -> Iterator[Server]:
+    with serve(model=folder, ping_seconds=0.3, broker=broker, **SIZES) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def small(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """With files and batches."""
+    with serve(model=folder, data_dir=tmp_path_factory.mktemp("data"), **SMALL) as running:
         yield running
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import httpx
 import pytest
 
 from tests.e2e.conftest import SIZES
+from tests.support.grammar_client import check, grammar_client
 from tests.support.server import Server, running, serve
 from tests.support.soak import count
 from tests.support.tiny import VOCAB_SIZE
@@ -58,7 +60,10 @@ async def complete_all(server: Server, wanted: list[Prompt], tokens: int) -> dic
 async def test_tokens_equal_transformers(
     folder: Path, greedy: Callable[[list[int], int], str], sizes: dict[str, int]
 ) -> None:
-    with serve(model=folder, **SIZES | CACHE | sizes) as server:
+    with (
+        tempfile.TemporaryDirectory() as private,
+        serve(model=folder, broker=f"ipc://{private}/broker", **SIZES | CACHE | sizes) as server,
+    ):
         answers = await complete_all(server, prompts(32), 40)
         assert len(answers) == 24
         for prompt, text in answers.items():
@@ -68,6 +73,10 @@ async def test_tokens_equal_transformers(
             twice = [(await client.post("/v1/completions", json=seeded)).json()["choices"] for _ in range(2)]
             assert twice[0] == twice[1] and len(twice[0][0]["logprobs"]["tokens"]) == 12
             assert (await client.get("/health")).status_code == 200
+        if len(sizes) == 2:
+            # Several steps on their way, and masks for two ranks of the last stage.
+            async with grammar_client(f"ipc://{private}/broker", str(folder)) as grammars:
+                await check(grammars)
 
 
 @pytest.mark.soak

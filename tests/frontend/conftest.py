@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.engine_peer import EnginePeer
 from tests.support.frontend_process import FrontendProcess
+from tests.support.tool_model import tool_model
 
 MAX_BODY = 4 << 20
 
@@ -55,5 +56,24 @@ def http(frontend: FrontendProcess) -> Iterator[httpx.Client]:
 def sdk(frontend: FrontendProcess) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(
         base_url=f"{frontend.url}/v1", api_key="any", max_retries=0, timeout=30, _strict_response_validation=True
+    ) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def tool_running(
+    running: tuple[EnginePeer, FrontendProcess], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[FrontendProcess]:
+    model = tool_model(tmp_path_factory.mktemp("model") / "thinker")
+    with FrontendProcess(running[0].endpoint, f"model={model}", "client_chat_template=true") as frontend:
+        frontend.wait_until_serving()
+        yield frontend
+
+
+@pytest.fixture
+def tool_sdk(tool_running: FrontendProcess, peer: EnginePeer) -> Iterator[openai.OpenAI]:
+    """The client of a server whose model thinks and knows tools, and which takes chat templates of clients."""
+    with openai.OpenAI(
+        base_url=f"{tool_running.url}/v1", api_key="any", max_retries=0, timeout=30, _strict_response_validation=True
     ) as client:
         yield client

@@ -124,7 +124,7 @@ CHATS: list[tuple[str, Any, str]] = [
     ("messages", "Hello", "messages"),
     ("messages", [{"role": "user"}], "messages[0].content"),
     ("messages", [{"role": "user", "content": None}], "messages[0].content"),
-    ("messages", [{"content": "Hello"}], "messages[0]"),
+    ("messages", [{"content": "Hello"}], "messages[0].role"),
     ("messages", [{"role": "king", "content": "Hello"}], "messages[0].role"),
     ("messages", [{"role": "user", "content": 5}], "messages[0].content"),
     ("messages", [{"role": "user", "content": "a", "mood": "b"}], "messages[0].mood"),
@@ -149,24 +149,19 @@ CHATS: list[tuple[str, Any, str]] = [
     (
         "messages",
         [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [{"id": "1"}]}],
-        "messages[1].tool_calls",
+        "messages[1].tool_calls[0].type",
     ),
     ("max_completion_tokens", 3, "max_tokens"),
-    ("max_completion_tokens", 0, "max_tokens"),
+    ("max_completion_tokens", 0, "max_completion_tokens"),
     ("logprobs", 2, "logprobs"),
     ("top_logprobs", 2, "top_logprobs"),
-    ("response_format", {"type": "json_object"}, "response_format"),
-    ("response_format", {"type": "json_schema", "json_schema": {}}, "response_format"),
     ("modalities", ["text", "audio"], "modalities"),
     ("prompt", "Hello", "prompt"),
     *[
         (field, value, field)
         for field, value in {
-            "tools": [{"type": "function", "function": {"name": "f"}}],
-            "tool_choice": "auto",
             "functions": [],
             "function_call": "none",
-            "parallel_tool_calls": True,
             "audio": {"voice": "alloy", "format": "wav"},
             "prediction": {"type": "content", "content": "a"},
             "reasoning_effort": "low",
@@ -314,7 +309,6 @@ def test_what_is_refused_says_why(http: httpx.Client) -> None:
     for field, value, why in (
         ("best_of", 2, "all samples that are drawn are returned"),
         ("suffix", "end", "behind a prompt"),
-        ("logprobs", 1, "log-probabilities of the prompt"),
     ):
         answer = http.post("/v1/completions", json=COMPLETION | {"echo": True, field: value})
         error = said(answer, 400, field)

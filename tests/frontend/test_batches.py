@@ -13,10 +13,10 @@ import pytest
 
 from frontend.batch_lines import PRIORITY
 from tests.support.batches import COMPLETIONS, jsonl, line, over, results, start, wait
-from tests.support.demo import peer_text
-from tests.support.engine_peer import EnginePeer
+from tests.support.demo import ids_of, peer_text
+from tests.support.engine_peer import EnginePeer, script
 from tests.support.frontend_process import FrontendProcess
-from toka.messages import Cancel, Submit
+from toka.messages import Cancel, Submit, Work, decode
 
 MAX_BODY = 65_536
 BAD_LINES: list[tuple[str, str | None, str]] = [
@@ -96,6 +96,32 @@ def test_bad_lines_do_not_fail_the_batch(sdk: openai.OpenAI, peer: EnginePeer) -
     assert (refused["custom_id"], refused["error"], refused["response"]["status_code"]) == ("refused", None, 400)
     direct = httpx.post(f"{sdk.base_url}completions", json=line("", priority=1 << 40)["body"])
     assert refused["response"]["body"] == direct.json()
+
+
+def test_lines_with_tools_and_forms(sdk: openai.OpenAI, peer: EnginePeer) -> None:
+    peer.token_of = script(ids_of('<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'))
+    chat = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 100}
+    tools = {"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]}
+    bad = {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "strin"}}}}
+    route = "/v1/chat/completions"
+    lines = [
+        {"custom_id": custom_id, "method": "POST", "url": route, "body": chat | fields}
+        for custom_id, fields in (
+            ("tools", tools),
+            ("json", {"response_format": {"type": "json_object"}}),
+            ("bad", bad),
+        )
+    ]
+    batch = wait(sdk, start(sdk, jsonl(lines), endpoint=route), over)
+    answers = {each["custom_id"]: each["response"]["body"] for each in results(sdk, batch.output_file_id)}
+    choice = answers["tools"]["choices"][0]
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"a": 1}'}
+    assert answers["json"]["choices"][0]["finish_reason"] == "stop"
+    works = [decode(each.payload) for each in peer.of(Submit)]
+    assert len(works) == 2 and all(isinstance(work, Work) and work.params.grammar for work in works)
+    (refused,) = results(sdk, batch.error_file_id)
+    assert refused["response"]["body"]["error"]["param"] == "response_format"
 
 
 def test_a_file_without_lines_fails(sdk: openai.OpenAI, peer: EnginePeer) -> None:
@@ -178,7 +204,7 @@ def test_lists_in_pages(sdk: openai.OpenAI, peer: EnginePeer) -> None:
     assert [each.id for each in page.data] == [each.id for each in batches[:2:-1]] and page.has_more
     listed = [each.id for each in sdk.batches.list(limit=2)]
     assert listed[:5] == [each.id for each in batches[::-1]] and len(listed) == len(set(listed))
-    with pytest.raises(openai.BadRequestError, match="limit: expected a whole number from 1 to 100"):
+    with pytest.raises(openai.BadRequestError, match="limit: expected `int` <= 100"):
         sdk.batches.list(limit=101)
     with pytest.raises(openai.BadRequestError, match="after: there is no batch"):
         sdk.batches.list(after="batch_none")

@@ -86,12 +86,12 @@ def test_lists_in_pages_either_way(kept: openai.OpenAI) -> None:
         ({"file": ("a", b"x")}, {}, 400, "purpose"),
         ({"file": ("a", b"x")}, {"purpose": "vision"}, 400, "purpose"),
         ({"file": ("a", b"x")}, {"purpose": "b" * 2000}, 400, "purpose"),
-        ({"file": ("a", b"x")}, {"purpose": "batch", "expires_after[seconds]": "3600"}, 400, "expires_after.anchor"),
+        ({"file": ("a", b"x")}, {"purpose": "batch", "expires_after[seconds]": "3600"}, 400, "expires_after[anchor]"),
         (
             {"file": ("a", b"x")},
             {"purpose": "batch", "expires_after[anchor]": "created_at", "expires_after[seconds]": "1"},
             400,
-            "expires_after.seconds",
+            "expires_after[seconds]",
         ),
     ],
 )

@@ -8,7 +8,7 @@ import pytest
 
 from frontend.rows import rows
 from frontend.sample import TokenLogprob
-from toka.messages import Finish, Tokens, encode
+from toka.messages import Finish, Scores, Tokens, encode
 
 TOKENS = Tokens(
     requests=bytes(16) + bytes([1] * 16) + bytes([2] * 16),
@@ -51,3 +51,40 @@ def test_arrays_that_do_not_fit_together_are_dropped(change: dict[str, Any]) -> 
 
 def test_what_is_no_tokens_is_dropped() -> None:
     assert list(rows([])) == list(rows([b"\x93junk"])) == []
+
+
+SCORES = Scores(
+    requests=bytes(16) + bytes([1] * 16),
+    first=np.array([0, 7], dtype=np.int32),
+    counts=np.array([2, 1], dtype=np.int32),
+    logprobs=np.array([0, 2], dtype=np.int32),
+    chosen=np.array([-0.5, -1, -2], dtype=np.float32),
+    top_ids=np.array([13, 99], dtype=np.int32),
+    top_values=np.array([-0.5, -1.5], dtype=np.float32),
+)
+
+
+def test_rows_of_prompts() -> None:
+    first, second = rows(encode(SCORES))
+    assert (first.request, first.first, first.chosen.tolist(), first.top_ids.shape) == (
+        bytes(16),
+        0,
+        [-0.5, -1],
+        (2, 0),
+    )
+    assert (second.first, second.chosen.tolist(), second.top_ids.tolist()) == (7, [-2], [[13, 99]])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"requests": bytes(16)},
+        {"first": np.array([0, -7], dtype=np.int32)},
+        {"counts": np.array([3, 1], dtype=np.int32)},
+        {"counts": np.array([4, -1], dtype=np.int32)},
+        {"logprobs": np.array([2, -2], dtype=np.int32)},
+        {"top_ids": np.array([1], dtype=np.int32)},
+    ],
+)
+def test_arrays_of_prompts_that_do_not_fit_together_are_dropped(change: dict[str, Any]) -> None:
+    assert list(rows(encode(dataclasses.replace(SCORES, **change)))) == []

@@ -27,7 +27,7 @@ def test_attention(dtype: torch.dtype, tolerance: float) -> None:
     group = Group(table[0, :2].numpy().astype(np.int64), np.array([0, 1, 2]))
     starts, counts = np.array([40, 33, 32, 0, 21, 159, 5]), np.array([1, 1, 9, 12, 7, 1, 1])
     batch = Batch(np.arange(7), starts, counts, (group,))
-    content = torch.randn(81, 16, 4, 64, generator=generator).to(dtype)
+    content = torch.randn(81, 4, 16, 64, generator=generator).to(dtype)
     qkv = torch.randn(32, 10, 64, generator=generator).to(dtype)
     results = []
     for device in (CPU, CUDA):

@@ -34,8 +34,8 @@ CARD = ModelCard(
     eos_token_ids=[2],
     max_logprobs=20,
 )
-Held = tuple[bytes, int, int, bytes]
-"""Request, first sample, sequences, frontend."""
+Held = tuple[bytes, int, int, bytes] | tuple[bytes, int, int, bytes, int]
+"""Request, first sample, sequences, frontend, and priority, 0 where it is left out."""
 
 
 def request_id(number: int) -> bytes:
@@ -110,6 +110,7 @@ class Bench:
             holds=[each[0] for each in held],
             holds_first=[each[1] for each in held],
             holds_sequences=[each[2] for each in held],
+            holds_priorities=[(*each, 0)[4] for each in held],
             holds_frontends=[each[3] for each in held],
         )
         self.replica(identity, join)

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from tests.support.matching import LocalMatcher
 from tests.support.submission import header
 from toka.config import Config
-from toka.messages import Plan, SamplingParams, StageReady, StepResult, Tokens, Work, decode
+from toka.messages import Plan, SamplingParams, Scores, StageReady, StepResult, Tokens, Work, decode
 from toka.model import open_model
 from workers.manager.__main__ import limits
 from workers.manager.planner import Sent
@@ -38,7 +39,11 @@ class Engine:
         ready = StageReady(stage=0, pages=sizes.pages, max_seqs=sizes.max_seqs, max_tokens_per_step=sizes.max_tokens)
         self.limits = limits(config, source.config, [ready])
         self.scheduler = Scheduler(self.limits, source.config.eos_token_ids)
+        self.matcher = self.executor.matcher = LocalMatcher(str(model))
         self.answers: dict[tuple[bytes, int], Answer] = {}
+        self.scores: dict[bytes, list[float]] = {}
+        """Log-probabilities of prompts, by request."""
+        self.refused: dict[bytes, str] = {}
         self.plans: list[Plan] = []
         self._depth = depth
         self._flying: deque[tuple[Sent, StepResult]] = deque()
@@ -58,7 +63,11 @@ class Engine:
         assert self.scheduler.check(work) == ""
         for sample in range(n):
             self.answers[request, sample] = Answer()
-        self.scheduler.submit(header(b"f-test", request, work), work)
+        compile = self.scheduler.submit(header(b"f-test", request, work), work)
+        if compile is not None:
+            compiled = self.matcher.compile(compile)
+            if shard := self.scheduler.compiled(compiled):
+                self.refused[shard.request] = compiled.error
         return request
 
     def step(self) -> None:
@@ -66,13 +75,32 @@ class Engine:
         planned = self.scheduler.plan()
         if planned is not None:
             self.plans.append(planned[0])
+            self._constrain(planned[0])
             self._flying.append((planned[1], self.executor.execute(planned[0])))
         if self._flying and (planned is None or len(self._flying) >= self._depth):
             self.scheduler.result(*self._flying.popleft())
         for message in self.scheduler.outputs(epoch=1):
-            tokens = decode(message.payload)
-            assert isinstance(tokens, Tokens)
-            self._take(tokens)
+            payload = decode(message.payload)
+            if isinstance(payload, Scores):
+                self._take_scores(payload)
+            else:
+                assert isinstance(payload, Tokens)
+                self._take(payload)
+
+    def _take_scores(self, scores: Scores) -> None:
+        at = 0
+        for i, (first, count) in enumerate(zip(scores.first.tolist(), scores.counts.tolist())):
+            had = self.scores.setdefault(scores.requests[16 * i : 16 * i + 16], [])
+            assert first == len(had), "a gap or a repetition"
+            had += scores.chosen[at : at + count].tolist()
+            at += count
+
+    def _constrain(self, plan: Plan) -> None:
+        """Let the matcher compute the plan's masks, and give up what it cannot go on with."""
+        constrain = self.scheduler.constrain(plan)
+        for failed in self.matcher.advance(constrain) if constrain is not None else ():
+            if shard := self.scheduler.grammar_failed(failed.slot):
+                self.refused[shard.request] = failed.reason
 
     def _take(self, tokens: Tokens) -> None:
         at = logprobs_at = 0

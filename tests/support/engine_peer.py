@@ -21,6 +21,7 @@ from toka.messages import (
     Accepted,
     Cancel,
     Finish,
+    Frame,
     JoinFrontend,
     Lost,
     Message,
@@ -32,6 +33,7 @@ from toka.messages import (
     Release,
     Resume,
     SamplingParams,
+    Scores,
     State,
     Submit,
     Tokens,
@@ -80,11 +82,26 @@ class Running:
 
 
 @dataclass
+class Scoring:
+    """A prompt whose log-probabilities are found; `done` of its ids have theirs."""
+
+    frontend: bytes
+    request: bytes
+    prompt: list[int]
+    likely: int
+    done: int = 0
+
+    @property
+    def complete(self) -> bool:
+        return self.done == len(self.prompt) - 1
+
+
+@dataclass
 class EnginePeer:
     token_of: TokenOf = some_token
     step_seconds: float = 0.0
     chunk: int = 1
-    """Tokens of a sample in one row."""
+    """Tokens of a sample in one row, and ids of a prompt whose log-probabilities come together."""
     card: ModelCard | None = CARD
     replicas: int = 1
     refusal: tuple[int, str, int] | None = None
@@ -105,6 +122,7 @@ class EnginePeer:
         self.seen: list[Message] = []
         self.endpoint = ""
         self._running: dict[tuple[bytes, int], Running] = {}
+        self._scoring: dict[bytes, Scoring] = {}
         self._frontends: set[bytes] = set()
         self._commands: deque[Callable[[], None]] = deque()
         self._incarnation = 1
@@ -137,7 +155,7 @@ class EnginePeer:
         for each in dataclasses.fields(self):
             setattr(self, each.name, each.default)
         done = threading.Event()
-        self._commands += [self._running.clear, done.set]
+        self._commands += [self._running.clear, self._scoring.clear, done.set]
         assert done.wait(5)
 
     # --- Orders, obeyed between two steps
@@ -152,6 +170,7 @@ class EnginePeer:
         def restart() -> None:
             self._incarnation += 1
             self._running.clear()
+            self._scoring.clear()
             self._frontends.clear()
 
         self._commands.append(restart)
@@ -231,8 +250,13 @@ class EnginePeer:
                 running = self._running.get((message.request, message.sample))
                 if running is not None:
                     running.sent = message.have
+                    scoring = self._scoring.get(message.request)
+                    if scoring is not None and scoring.done > message.scored:
+                        self._send_scores(scoring, message.scored)
                     self._send_rows([running])
             case Release():
+                for request in message.requests:
+                    self._scoring.pop(request, None)
                 for key in [key for key in self._running if key[0] in message.requests]:
                     del self._running[key]
             case Ping():
@@ -267,6 +291,9 @@ class EnginePeer:
         work = decode(submit.payload)
         assert isinstance(work, Work) and len(work.samples) == submit.sequences
         self._tell(sender, Accepted(request=submit.request, first_sample=submit.first_sample))
+        if work.params.prompt_logprobs >= 0:
+            about = work.prompt.tolist(), work.params.prompt_logprobs
+            self._scoring[submit.request] = Scoring(sender, submit.request, *about)
         outputs = work.outputs.tolist()
         for sample, count in zip(work.samples, work.output_counts):
             running = Running(sender, submit.request, sample, work.params, outputs[:count], count)
@@ -274,7 +301,12 @@ class EnginePeer:
             del outputs[:count]
 
     def _step(self) -> None:
-        advanced = [each for each in self._running.values() if not each.finish]
+        for scoring in self._scoring.values():
+            if not scoring.complete:
+                first, scoring.done = scoring.done, min(scoring.done + self.chunk, len(scoring.prompt) - 1)
+                self._send_scores(scoring, first)
+        unscored = {request for request, each in self._scoring.items() if not each.complete}
+        advanced = [each for each in self._running.values() if not each.finish and each.request not in unscored]
         for each in advanced:
             for _ in range(self.chunk):
                 if not each.finish:
@@ -283,6 +315,9 @@ class EnginePeer:
             self._send_rows(advanced)
 
     def _advance(self, each: Running) -> None:
+        if not each.params.max_tokens:
+            each.finish = Finish.LENGTH
+            return
         token = self.token_of(each.params.seed, each.sample, len(each.ids))
         each.ids.append(token)
         stops = [*(CARD.eos_token_ids if not each.params.ignore_eos else []), *each.params.stop_token_ids]
@@ -300,13 +335,19 @@ class EnginePeer:
             payload = encode(_tokens(of_it, firsts, self.cached))
             for each in of_it:
                 each.sent = len(each.ids)
-            if self.drop:
-                self.drop -= 1
-                continue
-            outputs = Outputs(
-                frontend=frontend, epoch=1, finished=[], finished_first=[], finished_sequences=[], payload=payload
-            )
-            self._tell(frontend, outputs)
+            self._send_outputs(frontend, payload)
+
+    def _send_scores(self, scoring: Scoring, first: int) -> None:
+        self._send_outputs(scoring.frontend, encode(_scores(scoring, max(0, first - self.repeat))))
+
+    def _send_outputs(self, frontend: bytes, payload: list[Frame]) -> None:
+        if self.drop:
+            self.drop -= 1
+            return
+        outputs = Outputs(
+            frontend=frontend, epoch=1, finished=[], finished_first=[], finished_sequences=[], payload=payload
+        )
+        self._tell(frontend, outputs)
 
     def _lose(self) -> None:
         lost: dict[bytes, list[tuple[bytes, int]]] = {}
@@ -315,6 +356,7 @@ class EnginePeer:
             if shard not in lost.setdefault(each.frontend, []):
                 lost[each.frontend].append(shard)
         self._running.clear()
+        self._scoring.clear()
         for frontend, shards in lost.items():
             self._tell(frontend, Lost(requests=[r for r, _ in shards], first_samples=[f for _, f in shards]))
 
@@ -322,6 +364,21 @@ class EnginePeer:
 def logprob_of(token: int, rank: int = 0) -> float:
     """What the peer claims of a token, and of the `rank`-th likeliest one after it."""
     return -0.5 - rank - (token % 8) / 8
+
+
+def _scores(scoring: Scoring, first: int) -> Scores:
+    """Of the ids from place `first` on; the likely ones are those behind an id in the vocabulary, without itself."""
+    ids = scoring.prompt[1 + first : 1 + scoring.done]
+    ranks = range(scoring.likely)
+    return Scores(
+        requests=scoring.request,
+        first=np.array([first], dtype=np.int32),
+        counts=np.array([len(ids)], dtype=np.int32),
+        logprobs=np.array([scoring.likely], dtype=np.int32),
+        chosen=np.array([logprob_of(token) for token in ids], dtype=np.float32),
+        top_ids=np.array([token + 1 + rank for token in ids for rank in ranks], dtype=np.int32),
+        top_values=np.array([logprob_of(token, rank) / 2 for token in ids for rank in ranks], dtype=np.float32),
+    )
 
 
 def _tokens(rows: list[Running], firsts: list[int], cached: int) -> Tokens:

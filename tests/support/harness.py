@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tests.support.null_stage import NullStage, draw
+from tests.support.null_stage import NullStage, draw, score
 from tests.support.submission import header
-from toka.messages import Finish, Outputs, Plan, SamplingParams, Tokens, Work, decode
+from toka.messages import Finish, Outputs, Plan, SamplingParams, Scores, Tokens, Work, decode
 from workers.manager.forecast import class_of
 from workers.manager.planner import Sent
 from workers.manager.scheduler import Scheduler
@@ -44,6 +44,10 @@ class Harness:
         self.credits: dict[bytes, int] = {}
         self.runs: dict[tuple[bytes, int], list[int]] = {}
         """Tokens of each row that came."""
+        self.prompts: dict[bytes, list[int]] = {}
+        """Of requests for log-probabilities of their prompt, ..."""
+        self.scores: dict[bytes, list[float]] = {}
+        """... and these."""
         self.steps = 0
         self._count = 0
 
@@ -58,6 +62,7 @@ class Harness:
         priority: int = 0,
         stop_token_ids: list[int] | None = None,
         logprobs: int = -1,
+        prompt_logprobs: int = -1,
         delivery: int = 1,
     ) -> bytes:
         self._count += 1
@@ -68,6 +73,7 @@ class Harness:
             ignore_eos=ignore_eos,
             stop_token_ids=stop_token_ids or [],
             logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
         )
         ids = np.array(prompt, np.int32)
         had = [[draw(seed, s, p, VOCAB) for p in range(outputs)] for s in range(n)]
@@ -80,6 +86,8 @@ class Harness:
             outputs=np.array([t for h in had for t in h], np.int32),
         )
         assert self.scheduler.check(work) == ""
+        if prompt_logprobs >= 0:
+            self.prompts[request] = prompt
         for s in range(n):
             self.stage.expect[seed, s] = ids
             self.got[request, s] = had[s]
@@ -121,12 +129,17 @@ class Harness:
             for request, count in zip(message.finished, message.finished_sequences):
                 self.credits[request] = self.credits.get(request, 0) + count
             tokens = decode(message.payload)
+            if isinstance(tokens, Scores):
+                self._score(tokens)
+                continue
             assert isinstance(tokens, Tokens)
             at = 0
             for i, sample in enumerate(tokens.samples.tolist()):
                 name = tokens.requests[16 * i : 16 * i + 16], sample
                 count = int(tokens.counts[i])
                 assert tokens.first[i] == len(self.got[name]), "a gap or a repetition"
+                wanted = self.prompts.get(name[0], [0])
+                assert len(self.scores.get(name[0], [])) == len(wanted) - 1, "a prompt's log-probabilities come first"
                 assert name not in self.finish, "tokens after the end"
                 self.got[name] += tokens.tokens[at : at + count].tolist()
                 self.cached[name] = int(tokens.cached[i])
@@ -134,6 +147,24 @@ class Harness:
                 at += count
                 if tokens.finish[i]:
                     self.finish[name] = Finish(int(tokens.finish[i]))
+
+    def _score(self, scores: Scores) -> None:
+        at = top = 0
+        for i, (first, count, likely) in enumerate(zip(scores.first, scores.counts, scores.logprobs)):
+            request = scores.requests[16 * i : 16 * i + 16]
+            had = self.scores.setdefault(request, [])
+            assert first == len(had), "a gap or a repetition of log-probabilities"
+            had += scores.chosen[at : at + count].tolist()
+            ids = self.prompts[request][first + 1 : first + 1 + count]
+            for place, following in enumerate(ids, start=int(first)):
+                assert had[place] == np.float32(score(place, following))
+                ends = slice(top, top + likely)
+                assert scores.top_ids[ends].tolist() == [following + rank for rank in range(likely)]
+                values = [score(place, following, rank) for rank in range(likely)]
+                assert (scores.top_values[ends] == np.array(values, np.float32)).all()
+                top += likely
+            at += count
+        assert (at, top, top) == (len(scores.chosen), len(scores.top_ids), len(scores.top_values))
 
     def drain(self, bound: int = 20_000) -> None:
         while self.scheduler.state.live or self.flying:

@@ -20,6 +20,11 @@ def draw(seed: int, sample: int, position: int, vocab: int) -> int:
     return int(mixed >> 8) % vocab
 
 
+def score(place: int, following: int, rank: int = 0) -> float:
+    """What is found of the prompt's id `following`, number `place` but one, and of the `rank`-th likely one there."""
+    return -following - place / 128 - rank / 4
+
+
 class NullStage:
     def __init__(self, pages: int, page_size: int, max_seqs: int, max_pages: int, vocab: int) -> None:
         self.page_size, self.vocab = page_size, vocab
@@ -32,7 +37,9 @@ class NullStage:
         """The step that `last` is of."""
         self.logprobs = np.full(max_seqs, -1, np.int64)
         self.computed = 0
-        """Tokens run through the model."""
+        """Tokens run through the model, ..."""
+        self.scored = 0
+        """... and ids of prompts that got their log-probability."""
         self.history: dict[int, list[int]] = {}
         """Ids in the context of each slot, as the rows gave them."""
         self.expect: dict[tuple[int, int], np.ndarray] = {}
@@ -61,7 +68,27 @@ class NullStage:
             chosen=-plan.sample_positions[self.logprobs[plan.sample_slots] >= 0].astype(np.float32),
             top_ids=NO_INTS,
             top_values=NO_FLOATS,
+            **self._scores(plan),
         )
+
+    def _scores(self, plan: Plan) -> dict[str, np.ndarray]:
+        chosen: list[float] = []
+        top_ids: list[int] = []
+        top_values: list[float] = []
+        ends = np.cumsum(plan.row_counts)
+        for each in plan.scores:
+            start, end = ends[each.row] - plan.row_counts[each.row], ends[each.row]
+            ids = plan.tokens[start + 1 : end].tolist() + [each.following] * (each.following >= 0)
+            self.scored += len(ids)
+            for place, following in enumerate(ids, start=int(plan.row_starts[each.row])):
+                chosen.append(score(place, following))
+                top_ids += [following + rank for rank in range(each.likely)]
+                top_values += [score(place, following, rank) for rank in range(each.likely)]
+        return {
+            "scored": np.array(chosen, np.float32),
+            "scored_top_ids": np.array(top_ids, np.int32),
+            "scored_top_values": np.array(top_values, np.float32),
+        }
 
     def _sample(self, slot: int, position: int) -> int:
         token = draw(int(self.seeds[slot]), int(self.samples[slot]), position, self.vocab)

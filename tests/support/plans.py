@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from toka.messages import Plan, SlotExtras
+from toka.messages import Plan, ScoredRow, SlotExtras
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,11 +30,12 @@ class Setup:
     banned: Sequence[int] = ()
     prompt: Sequence[int] = ()
     outputs: Sequence[int] = ()
+    constrained: bool = False
 
     @property
     def extras(self) -> SlotExtras | None:
         penalised = bool(self.presence or self.frequency or self.repetition != 1)
-        if not (penalised or self.bias or self.banned):
+        if not (penalised or self.bias or self.banned or self.constrained):
             return None
         return SlotExtras(
             slot=self.slot,
@@ -43,6 +44,7 @@ class Setup:
             penalised=penalised,
             prompt=np.array(self.prompt, np.int32).tobytes(),
             outputs=np.array(self.outputs, np.int32).tobytes(),
+            constrained=self.constrained,
         )
 
 
@@ -65,6 +67,7 @@ def plan(
     after: int = 0,
     rows: Sequence[Row] = (),
     groups: Sequence[tuple[Sequence[int], Sequence[int]]] = (),
+    scores: Sequence[ScoredRow] = (),
 ) -> Plan:
     """`table`: (slot, index, page); `groups`: (pages, row numbers)."""
     entries = np.array(table, np.int32).reshape(-1, 3)
@@ -91,6 +94,7 @@ def plan(
         sample_rows=drawn[:, 0],
         sample_slots=drawn[:, 1],
         sample_positions=drawn[:, 2],
+        scores=list(scores),
         group_pages=np.array([page for pages, _ in groups for page in pages], np.int32),
         group_page_counts=np.array([len(pages) for pages, _ in groups], np.int32),
         group_rows=np.array([row for _, rows_ in groups for row in rows_], np.int32),

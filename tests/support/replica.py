@@ -31,6 +31,7 @@ from toka.messages import (
     decode,
     encode,
 )
+from workers.endpoints import MANAGER
 
 VOCAB = 100
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,6 +63,8 @@ class Replica:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.broker = sockets.open_socket(self.context, zmq.ROUTER)
         self.broker.bind(sockets.worker_endpoint(f"ipc://{folder}/broker"))
+        self.matcher = sockets.open_socket(self.context, zmq.ROUTER)
+        self.matcher.bind(f"ipc://{folder}/matcher")
         self.stage = NullStage(pages=40, page_size=16, max_seqs=4, max_pages=16, vocab=VOCAB)
         self.stopped, self.closing = threading.Event(), threading.Event()
         self.hold = threading.Event()
@@ -115,6 +118,17 @@ class Replica:
                 return message
         raise AssertionError(f"no {kind.__name__} came")
 
+    def told_matcher(self, kind: type[Message]) -> Any:
+        """What the manager says to its matcher next, which is of `kind`."""
+        assert self.matcher.poll(20_000), f"no {kind.__name__} came"
+        identity, *frames = self.matcher.recv_multipart()
+        message = decode(frames)
+        assert identity == MANAGER and isinstance(message, kind)
+        return message
+
+    def say_as_matcher(self, message: Message) -> None:
+        assert sockets.send(self.matcher, message, [MANAGER])
+
     def send(self, message: Message) -> None:
         assert sockets.send(self.broker, message, [self.identity])
 
@@ -151,6 +165,7 @@ class Replica:
         self.closing.set()
         self.thread.join()
         self.broker.close(linger=0)
+        self.matcher.close(linger=0)
         self.context.term()
 
 

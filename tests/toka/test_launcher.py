@@ -30,7 +30,7 @@ from toka.folders import run_folder
 from toka.launcher import example, replica_units, until_serving
 from toka.supervisor import Unit
 
-PARTS = ["toka: broker", "toka: frontend", "toka: manager r0", "toka: stage r0.0"]
+PARTS = ["toka: broker", "toka: frontend", "toka: manager r0", "toka: matcher r0", "toka: stage r0.0"]
 SMALL: dict[str, object] = {"weights": "random", "max_seqs": 4, "kv_cache_tokens": 2048, "threads": 1}
 
 
@@ -166,8 +166,9 @@ def test_a_replica_has_a_folder_and_processes_of_its_own(private: Path):
     config = Config(dp_size=2, pp_size=2, tp_size=2, device="cpu", threads=3, replica="east", run_dir=str(private))
     units = replica_units(config, private)
     assert [unit.parts[0].name for unit in units] == ["manager east-0", "manager east-1"]
-    assert [part.name for part in units[1].parts[1:]] == [f"stage east-1.{number}" for number in range(4)]
-    assert [part.env["TOKA_STAGE"] for part in units[1].parts[1:]] == ["0", "1", "2", "3"]
+    stages = [f"stage east-1.{number}" for number in range(4)]
+    assert [part.name for part in units[1].parts[1:]] == ["matcher east-1", *stages]
+    assert [part.env["TOKA_STAGE"] for part in units[1].parts[2:]] == ["0", "1", "2", "3"]
     folders = {load(part.args, "worker").run_dir for unit in units for part in unit.parts}
     assert folders == {str(private / "east-0"), str(private / "east-1")} and (private / "east-1").is_dir()
     own = load(units[0].parts[3].args, "worker")

@@ -31,6 +31,7 @@ class Rendering:
 
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    tools: Sequence[Mapping[str, Any]] | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
     """Further ones that the template may know, as Qwen 3's `enable_thinking`."""
 
@@ -77,7 +78,7 @@ class ChatTemplate:
             **self.special_tokens,
             **rendering.variables,
             "messages": [{**each, "role": self._roles.get(each["role"], each["role"])} for each in messages],
-            "tools": None,
+            "tools": rendering.tools,
             "documents": None,
             "add_generation_prompt": rendering.add_generation_prompt,
         }

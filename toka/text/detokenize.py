@@ -25,8 +25,10 @@ class Detokenizer(Protocol):
         ...
 
 
-def detokenizer(vocabulary: Vocabulary) -> Detokenizer:
-    return ByteDetokenizer(vocabulary) if vocabulary.byte_level else WindowDetokenizer(vocabulary)
+def detokenizer(vocabulary: Vocabulary, skipped: frozenset[int] | None = None) -> Detokenizer:
+    """`skipped`: ids that stand for no text; None: those of all special tokens."""
+    kind = ByteDetokenizer if vocabulary.byte_level else WindowDetokenizer
+    return kind(vocabulary, vocabulary.special if skipped is None else skipped)
 
 
 class ByteDetokenizer:
@@ -38,9 +40,8 @@ class ByteDetokenizer:
 
     __slots__ = ("_decode", "_skipped", "_vocabulary")
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self._vocabulary = vocabulary
-        self._skipped = vocabulary.special
+    def __init__(self, vocabulary: Vocabulary, skipped: frozenset[int]) -> None:
+        self._vocabulary, self._skipped = vocabulary, skipped
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
 
     def feed(self, ids: Sequence[int]) -> str:
@@ -60,17 +61,17 @@ class WindowDetokenizer:
     known only then.
     """
 
-    __slots__ = ("_known", "_vocabulary", "_window")
+    __slots__ = ("_known", "_skipped", "_vocabulary", "_window")
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self._vocabulary = vocabulary
+    def __init__(self, vocabulary: Vocabulary, skipped: frozenset[int]) -> None:
+        self._vocabulary, self._skipped = vocabulary, skipped
         self._window: list[int] = []
         self._known = 0
         """Characters of the window's text that were given out."""
 
     def feed(self, ids: Sequence[int]) -> str:
         # An id that no token has stands for nothing: not even for the end of a run of bytes.
-        new = [number for number in ids if number not in self._vocabulary.special and self._vocabulary[number]]
+        new = [number for number in ids if number not in self._skipped and self._vocabulary[number]]
         self._window += new
         return "" if not new or self._vocabulary.is_byte(new[-1]) else self._advance()
 

@@ -78,3 +78,8 @@ def thinks(template: str) -> bool:
 def begins_inside(prompt: str, begun: str) -> bool:
     """Whether the text behind a rendered prompt is within a block: `begun` is what the client began of the answer."""
     return prompt.rstrip().endswith(OPEN) or begun.rfind(OPEN) > begun.rfind(CLOSE)
+
+
+def may_think(prompt: str, begun: str) -> bool:
+    """Whether the text behind a rendered prompt that is not within a block may begin with one."""
+    return not begun.strip() and not prompt.rstrip().endswith(CLOSE)

@@ -45,10 +45,11 @@ class StopFinder:
 
     def _undecided(self, text: str) -> int:
         """Where the longest end of `text` begins that some stop string begins with."""
-        return min(_overlap(text, stop) for stop in self._stops)
+        return min(overlap(text, stop) for stop in self._stops)
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
+    """Where the longest end of `text` begins that `stop` begins with; its length where there is none."""
     at = text.find(stop[0], max(0, len(text) - len(stop) + 1))
     while at >= 0 and not stop.startswith(text[at:]):
         at = text.find(stop[0], at + 1)

@@ -38,6 +38,11 @@ class Vocabulary(dict[int, bytes]):
         """Whether the token is one byte of a character (`<0xE2>`) in a vocabulary that is not byte-level."""
         return not self.byte_level and _BYTE_TOKEN.fullmatch(self.tokenizer.id_to_token(number) or "") is not None
 
+    def token(self, text: str) -> int | None:
+        """The token that is written like this."""
+        number: int | None = self.tokenizer.token_to_id(text)
+        return number
+
     def longest(self) -> int:
         """Most bytes that one token stands for. Works out all of them: some 0.2 s and 8 MB for 130,000."""
         return max(len(self[number]) for number in range(self.size))

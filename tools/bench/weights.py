@@ -1,4 +1,4 @@
-"""The demo model as a Hugging Face folder in bfloat16, for peers that read nothing else."""
+"""The demo model as a Hugging Face folder, for peers that read nothing else."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ LAYER_NAMES = {
 OTHER_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm"}
 
 
-def demo_folder(cache: Path) -> Path:
-    """The converted demo model in `cache`, written first where it is missing."""
+def demo_folder(cache: Path, dtype: str = "bfloat16") -> Path:
+    """The converted demo model in `cache`, in one dtype for all, written first where it is missing."""
     source = open_model("")
     folder = cache / source.name
     if not folder.exists():
         partial = cache / f"{source.name}.partial"
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        _write(source, partial)
+        _write(source, partial, dtype)
         partial.rename(folder)
     return folder
 
 
-def _write(source: ModelSource, folder: Path) -> None:
+def _write(source: ModelSource, folder: Path, dtype: str) -> None:
     import torch
     from safetensors.torch import save_file
 
     file = GgufFile(source.path)
     arrays = {_name(name): _halves_apart(source, name, file.read(name)) for name in file.tensors}
-    tensors = {name: torch.tensor(array).to(torch.bfloat16) for name, array in arrays.items()}
+    tensors = {name: torch.tensor(array).to(getattr(torch, dtype)) for name, array in arrays.items()}
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     source.tokenizer().save(str(folder / "tokenizer.json"))
-    (folder / "config.json").write_text(json.dumps(_config(source), indent=2))
+    (folder / "config.json").write_text(json.dumps(_config(source, dtype), indent=2))
     specials = source.special_tokens()
     tokenizer = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -62,7 +62,7 @@ def _write(source: ModelSource, folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer, indent=2))
 
 
-def _config(source: ModelSource) -> dict[str, Any]:
+def _config(source: ModelSource, dtype: str) -> dict[str, Any]:
     config = source.config
     assert config.family == "llama" and config.tie_word_embeddings and config.rope_scaling is None
     return {
@@ -83,7 +83,7 @@ def _config(source: ModelSource) -> dict[str, Any]:
         "bos_token_id": config.bos_token_id,
         "eos_token_id": config.eos_token_ids[0],
         "pad_token_id": config.eos_token_ids[0],
-        "dtype": "bfloat16",
+        "dtype": dtype,
     }
 
 

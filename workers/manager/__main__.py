@@ -13,6 +13,7 @@ from toka.trace import Recorder
 from workers.agreement import agreement
 from workers.endpoints import admitting
 from workers.manager.loop import Loop
+from workers.manager.matcher import Matcher
 from workers.manager.pacing import Pacing
 from workers.manager.scheduler import Scheduler
 from workers.manager.stages import StageLost, Stages
@@ -82,15 +83,17 @@ def manage(config: Config, source: ModelSource, longest: int, context: zmq.Conte
         max_logprobs=config.max_logprobs,
     )
     endpoint = sockets.worker_endpoint(config.broker)
+    matcher = Matcher(context, config)
     uplink = Uplink(context, endpoint, config.replica, card, scheduler.state, config.keys)
     process.settle()
     process.ready(f"{room.pages * room.page_size} KV tokens, {room.max_seqs} sequences")
     try:
         pacing = Pacing(config.run_ahead * microbatches(config), config.pp_size - 1)
-        Loop(scheduler, stages, uplink, pacing, config.shutdown_timeout, trace).run()
+        Loop(scheduler, stages, matcher, uplink, pacing, config.shutdown_timeout, trace).run()
     finally:
         trace.leave(config.run_dir)
     stages.close()
+    matcher.close()
     uplink.close()
 
 

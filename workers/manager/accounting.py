@@ -1,4 +1,4 @@
-"""Takes in what a step sampled: new tokens, stops and limits, slots that come free."""
+"""Takes in what a step sampled and scored: new tokens, stops and limits, slots that come free."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from toka.messages import Finish, Int32, StepResult
 from workers.manager.admission import Admission
 from workers.manager.outbox import Outbox, Rows, finish_codes
 from workers.manager.planner import Sent
-from workers.manager.sequences import TokenLogprobs
+from workers.manager.scores import Run
+from workers.manager.sequences import NO_OUTPUTS, Shard, TokenLogprobs
 from workers.manager.slots import SlotState
 from workers.manager.state import State
 
@@ -34,12 +35,48 @@ class Accounting:
         self.tokens += int(live.sum())
         self.discarded += int((~live).sum())
         self._keep_logprobs(sent.slots, live, result)
+        if sent.scored:
+            self._take_scores(sent, result)
         self._append(sent.slots[live], result.tokens[live])
-        left = (slots.in_flight[sent.slots] == 0) & (
-            (slots.state[sent.slots] == SlotState.ENDED) | (slots.state[sent.slots] == SlotState.PREEMPTED)
+        self._leave(sent)
+
+    def _leave(self, sent: Sent) -> None:
+        """Free the slots whose sequences have left and for which nothing is in flight any more."""
+        slots, concerned = self._state.slots, sent.slots
+        if sent.scored:
+            concerned = np.union1d(concerned, np.array([chunk.slot for chunk in sent.scored], np.int32))
+        left = (slots.in_flight[concerned] == 0) & (
+            (slots.state[concerned] == SlotState.ENDED) | (slots.state[concerned] == SlotState.PREEMPTED)
         )
-        for slot in sent.slots[left].tolist():
+        leaving = concerned[left]
+        # Who is put back last goes first again: the one that was admitted first.
+        for slot in leaving[np.argsort(-slots.age[leaving])].tolist():
             self._state.leave(slot)
+
+    def _take_scores(self, sent: Sent, result: StepResult) -> None:
+        """Keep the step's log-probabilities of prompts, tell the frontends, and end what wants no more than these."""
+        at = top_at = 0
+        for chunk in sent.scored:
+            self._state.slots.in_flight[chunk.slot] -= 1
+            scores, end = chunk.shard.scores, at + chunk.ids
+            assert scores is not None
+            top_end = top_at + chunk.ids * scores.likely
+            tops = result.scored_top_ids[top_at:top_end], result.scored_top_values[top_at:top_end]
+            new = scores.take(chunk.end, Run(chunk.start, result.scored[at:end], *tops))
+            at, top_at = end, top_end
+            if chunk.shard.unfinished:
+                self._outbox.scored(chunk.shard, new)
+                if scores.complete and not chunk.shard.params.max_tokens:
+                    self._end_scored(chunk.shard)
+        assert at == len(result.scored) and top_at == len(result.scored_top_ids)
+
+    def _end_scored(self, shard: Shard) -> None:
+        """All of a shard that generates nothing. Those without a slot first: they are siblings of one that has one."""
+        for sequence in sorted(shard.sequences.values(), key=lambda sequence: sequence.slot):
+            if not sequence.ended:
+                self._outbox.ended(shard)
+                self._state.end(sequence, Finish.LENGTH)
+                self._outbox.resend(sequence, NO_OUTPUTS, 0)
 
     def _append(self, rows: Int32, tokens: Int32) -> None:
         """Append one token to each of the slots `rows`, tell the frontends what is due, and end what has ended."""

@@ -13,7 +13,9 @@ import zmq
 
 from toka.messages import (
     Cancel,
+    Compiled,
     Fenced,
+    GrammarFailed,
     Message,
     MessageError,
     Ping,
@@ -29,9 +31,11 @@ from toka.messages import (
     decode,
 )
 from toka.trace import OFF, QUEUED, Recorder
+from workers.manager.matcher import Matcher
 from workers.manager.pacing import Pacing
 from workers.manager.planner import Sent
 from workers.manager.scheduler import Scheduler
+from workers.manager.sequences import Shard
 from workers.manager.stages import Stages
 from workers.manager.uplink import Uplink
 
@@ -49,6 +53,7 @@ class Loop:
         self,
         scheduler: Scheduler,
         stages: Stages,
+        matcher: Matcher,
         uplink: Uplink,
         pacing: Pacing,
         drain_seconds: float,
@@ -56,6 +61,7 @@ class Loop:
     ) -> None:
         self._scheduler = scheduler
         self._stages = stages
+        self._matcher = matcher
         self._uplink = uplink
         self._trace = trace
         self._pacing = pacing
@@ -73,6 +79,7 @@ class Loop:
         poller = zmq.Poller()
         poller.register(wake, zmq.POLLIN)
         poller.register(self._stages.results, zmq.POLLIN)
+        poller.register(self._matcher.socket, zmq.POLLIN)
         while not self._drained():
             self._watch()
             poller.register(self._uplink.socket, zmq.POLLIN)
@@ -87,12 +94,15 @@ class Loop:
             with self._trace.span("messages"):
                 for message in self._uplink.received():
                     self._handle(message)
+                for message in self._matcher.arrived():
+                    self._hear(message)
             if self._uplink.socket is not before:
                 poller.unregister(before)
             self._turn()
             self._uplink.publish()
         faulthandler.cancel_dump_traceback_later()
         self._stages.send(Stop())
+        self._matcher.send(Stop())
 
     def _watch(self) -> None:
         if (now := time.monotonic()) - self._watched >= WATCH_SECONDS:
@@ -138,6 +148,8 @@ class Loop:
     def _send(self, plan: Plan, sent: Sent, hurried: bool) -> None:
         size = {"rows": len(plan.row_slots), "tokens": len(plan.tokens)}
         with self._trace.span("send", step=plan.step, hurried=hurried, **size):
+            if (constrain := self._scheduler.constrain(plan)) is not None:
+                self._matcher.send(constrain)
             self._stages.send(plan)
         self._sent.append(sent)
 
@@ -174,7 +186,7 @@ class Loop:
                 for request in message.requests:
                     self._scheduler.release(request)
             case Resume():
-                if not self._scheduler.resume(message.request, message.sample, message.have):
+                if not self._scheduler.resume(message.request, message.sample, message.have, message.scored):
                     # It never came here, or was dropped: the frontend has to submit it again.
                     self._refuse(b"", message.request, message.sample, 1, 503, "the request is not known here")
             case Fenced():
@@ -183,6 +195,14 @@ class Loop:
                 self._uplink.renew()
             case _:
                 log.warning("message dropped", extra={"type": type(message).__name__})
+
+    def _hear(self, message: Message) -> None:
+        """What the matcher says."""
+        if isinstance(message, Compiled):
+            self._give_up(self._scheduler.compiled(message), message.error)
+        elif isinstance(message, GrammarFailed):
+            self._give_up(self._scheduler.grammar_failed(message.slot), message.reason)
+            self._matcher.send(message)
 
     def _answer(self, ping: Ping) -> None:
         state = self._scheduler.state
@@ -208,7 +228,14 @@ class Loop:
             name = submit.frontend, submit.request, submit.first_sample
             self._refuse(*name, submit.sequences, 400, reason)
             return
-        self._scheduler.submit(submit, work)
+        compile = self._scheduler.submit(submit, work)
+        if compile is not None:
+            self._matcher.send(compile)
+
+    def _give_up(self, shard: Shard | None, reason: str) -> None:
+        if shard is not None:
+            name = shard.frontend, shard.request, shard.first_sample
+            self._refuse(*name, len(shard.sequences), 400, reason)
 
     def _refuse(self, frontend: bytes, request: bytes, sample: int, sequences: int, status: int, reason: str) -> None:
         self._uplink.send(

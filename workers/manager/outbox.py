@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from toka.messages import Finish, Int32, Outputs, Tokens, encode
+from toka.messages import Finish, Frame, Int32, Outputs, Scores, Tokens, encode
+from workers.manager.scores import Run
 from workers.manager.sequences import Sequence, Shard, TokenLogprobs
 
 NO_FLOATS: NDArray[np.float32] = np.empty(0, np.float32)
 NO_INTS: Int32 = np.empty(0, np.int32)
+NONE_ENDED: Mapping[tuple[bytes, int], int] = {}
 
 
 @dataclass(slots=True, eq=False)
@@ -35,9 +38,17 @@ class Outbox:
     def __init__(self) -> None:
         self._rows: dict[bytes, list[Rows]] = {}
         self._ended: dict[bytes, Counter[tuple[bytes, int]]] = {}
+        self._scores: dict[bytes, dict[tuple[bytes, int, int], tuple[Shard, Run]]] = {}
 
     def add(self, frontend: bytes, rows: Rows) -> None:
         self._rows.setdefault(frontend, []).append(rows)
+
+    def scored(self, shard: Shard, run: Run) -> None:
+        """Log-probabilities of the prompt of `shard`."""
+        if len(run.chosen):
+            # Once, where several samples' gaps are asked for.
+            name = shard.request, shard.first_sample, run.first
+            self._scores.setdefault(shard.frontend, {})[name] = shard, run
 
     def ended(self, shard: Shard) -> None:
         """One sequence of `shard` ended: its credit goes back with the next message."""
@@ -65,26 +76,48 @@ class Outbox:
         )
 
     def take(self, epoch: int) -> list[Outputs]:
-        """The messages for all that was added, one for each frontend; the outbox is empty afterwards."""
-        messages = []
+        """The messages for all that was added; the outbox is empty afterwards.
+
+        One for each frontend, and one before it where prompts were scored.
+        """
+        messages = [
+            _outputs(frontend, epoch, encode(_scores([*runs.values()]))) for frontend, runs in self._scores.items()
+        ]
         for frontend in self._rows.keys() | self._ended.keys():
             ended = self._ended.get(frontend, Counter())
-            messages.append(
-                Outputs(
-                    frontend=frontend,
-                    epoch=epoch,
-                    finished=[request for request, _ in ended],
-                    finished_first=[first for _, first in ended],
-                    finished_sequences=list(ended.values()),
-                    payload=encode(_tokens(self._rows.get(frontend, []))),
-                )
-            )
+            messages.append(_outputs(frontend, epoch, encode(_tokens(self._rows.get(frontend, []))), ended))
         self.clear()
         return messages
 
     def clear(self) -> None:
         self._rows.clear()
         self._ended.clear()
+        self._scores.clear()
+
+
+def _outputs(
+    frontend: bytes, epoch: int, payload: list[Frame], ended: Mapping[tuple[bytes, int], int] = NONE_ENDED
+) -> Outputs:
+    return Outputs(
+        frontend=frontend,
+        epoch=epoch,
+        finished=[request for request, _ in ended],
+        finished_first=[first for _, first in ended],
+        finished_sequences=list(ended.values()),
+        payload=payload,
+    )
+
+
+def _scores(runs: list[tuple[Shard, Run]]) -> Scores:
+    return Scores(
+        requests=b"".join(shard.request for shard, _ in runs),
+        first=np.array([run.first for _, run in runs], np.int32),
+        counts=np.array([len(run.chosen) for _, run in runs], np.int32),
+        logprobs=np.array([shard.params.prompt_logprobs for shard, _ in runs], np.int32),
+        chosen=np.concatenate([run.chosen for _, run in runs]),
+        top_ids=np.concatenate([run.top_ids for _, run in runs]),
+        top_values=np.concatenate([run.top_values for _, run in runs]),
+    )
 
 
 def _tokens(rows: list[Rows]) -> Tokens:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from toka.messages import Int32, Plan
+from toka.messages import Int32, Plan, ScoredRow
 from workers.manager.admission import Admission
 from workers.manager.groups import Grouping
 from workers.manager.microbatches import Microbatches
-from workers.manager.sequences import Sequence, lead
+from workers.manager.sequences import Sequence, Shard, lead
 from workers.manager.slots import SlotState
 from workers.manager.state import State
 from workers.manager.updates import setups, table_changes
@@ -30,12 +30,28 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class ScoredChunk:
+    """A part of a prompt whose log-probabilities a step finds: tokens `start` to `end`."""
+
+    slot: int
+    shard: Shard
+    start: int
+    end: int
+
+    @property
+    def ids(self) -> int:
+        """How many ids get one: none follows the prompt's last token."""
+        return self.end - self.start - (self.end == len(self.shard.prompt))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Sent:
     """What the manager has to remember of a plan until its result comes."""
 
     step: int
     slots: Int32
     """The slots it samples for, in order."""
+    scored: list[ScoredChunk] = field(default_factory=list)
 
 
 class Planner:
@@ -63,6 +79,7 @@ class Planner:
         state.slots.sampled[sample_slots] += 1
         state.slots.in_flight[sample_slots] += 1
         state.slots.last_step[sample_slots] = step
+        scores, scored = self._score(len(decode), chunks)
         plan = Plan(
             step=step,
             after=after,
@@ -78,16 +95,17 @@ class Planner:
             sample_rows=sample_rows,
             sample_slots=sample_slots,
             sample_positions=positions,
+            scores=scores,
             **self._group_fields(row_slots, starts),
         )
-        return plan, Sent(step, sample_slots)
+        return plan, Sent(step, sample_slots, scored)
 
     # Decode rows
 
     def _growing_decode_slots(self) -> tuple[Int32, int]:
         """Slots that decode in the next step, each with room for one more token, and that step's number.
 
-        The youngest sequences give way for the room.
+        The youngest of the least urgent sequences give way for the room.
         """
         state, slots = self._state, self._state.slots
         while True:
@@ -98,27 +116,21 @@ class Planner:
             full = decode[slots.planned[decode] == slots.num_pages[decode] * state.limits.page_size]
             if len(full) <= state.pages.available:
                 break
-            state.preempt(self._youngest())
+            assert len(slots.active()) > 1, "one sequence alone does not fit the cache"
+            state.preempt(slots.last())
         slots.grow(full, state.pages.take(len(full)))
         return decode, step
-
-    def _youngest(self) -> int:
-        """The slot to preempt: of the least urgent sequences that hold pages, the last one admitted."""
-        slots = self._state.slots
-        running = slots.active()
-        assert len(running) > 1, "one sequence alone does not fit the cache"
-        return int(running[np.lexsort((slots.age[running], slots.priority[running]))[-1]])
 
     # Prefill rows
 
     def _chunks(self, budget: int) -> list[Chunk]:
-        """Prefill chunks, the first admitted first, of at most `budget` tokens together."""
+        """Prefill chunks, the urgent first, then the first admitted, of at most `budget` tokens together."""
         state, slots = self._state, self._state.slots
         prefilling = slots.in_state(SlotState.PREFILL)
         waiting = int((slots.target[prefilling] - slots.planned[prefilling]).sum())
         budget = self._microbatches.prefill(waiting, budget)
         chunks: list[Chunk] = []
-        for slot in prefilling[np.argsort(slots.age[prefilling])].tolist():
+        for slot in prefilling[np.lexsort((slots.age[prefilling], slots.priority[prefilling]))].tolist():
             if budget <= 0:
                 break
             start, target = int(slots.planned[slot]), int(slots.target[slot])
@@ -142,13 +154,30 @@ class Planner:
             self._key_prefilled(sequence, chunk)
             if chunk.last:
                 slots.state[chunk.slot] = SlotState.DECODE
-                group = [chunk.slot, *self._start_siblings(sequence)]
+                # Where no token is wanted, siblings end with the prompt's log-probabilities, as this one does.
+                group = [chunk.slot, *self._start_siblings(sequence)] if slots.max_tokens[chunk.slot] else []
                 sampled += group
                 rows += [row] * len(group)
         return (
             np.concatenate([np.arange(len(decode), dtype=np.int32), np.array(rows, np.int32)]),
             np.concatenate([decode, np.array(sampled, np.int32)]),
         )
+
+    def _score(self, row: int, chunks: list[Chunk]) -> tuple[list[ScoredRow], list[ScoredChunk]]:
+        """The chunks whose prompts' log-probabilities are asked for and not planned yet; their rows begin at `row`."""
+        slots = self._state.slots
+        rows, scored = [], []
+        for number, chunk in enumerate(chunks, start=row):
+            sequence, end = slots.sequence[chunk.slot], chunk.start + len(chunk.ids)
+            assert sequence is not None
+            shard, scores = sequence.shard, sequence.shard.unscored
+            if scores is not None and end > scores.planned:
+                scores.planned = end
+                following = int(shard.prompt[end]) if end < len(shard.prompt) else -1
+                rows.append(ScoredRow(row=number, likely=scores.likely, following=following))
+                scored.append(ScoredChunk(chunk.slot, shard, chunk.start, end))
+                slots.in_flight[chunk.slot] += 1
+        return rows, scored
 
     def _key_prefilled(self, sequence: Sequence, chunk: Chunk) -> None:
         """Publish the full pages that the chunk completes, and let those parked on them go on."""

@@ -22,13 +22,17 @@ class Promises:
 
     def park(self, entry: Sequence, found: int) -> bool:
         """Whether the page behind the first `found` of `entry` is promised: then it is parked until the last page
-        that is promised from there on has been sent."""
+        that is promised from there on has been sent. Nobody waits for one that is less urgent."""
         at = found
-        while at < len(entry.keys) and entry.keys[at] in self._by:
+        while at < len(entry.keys) and self._promised(entry.keys[at], entry.shard.priority):
             at += 1
         if at > found:
             self._parked.setdefault(entry.keys[at - 1], []).append(entry)
         return at > found
+
+    def _promised(self, key: bytes, priority: int) -> bool:
+        by = self._by.get(key)
+        return by is not None and by.shard.priority <= priority
 
     def settle(self, keys: list[bytes], sequence: Sequence) -> list[Sequence]:
         """End what `sequence` promised of `keys` (kept or broken); the entries parked on them, in order."""

@@ -10,9 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toka.messages import Finish, Int32, SamplingParams
+from workers.manager.scores import PromptScores
 
 NO_OUTPUTS: Int32 = np.empty(0, np.int32)
 PRUNE_LEAST = 256
+NOBODY = 1 << 31
+"""No priority is as high."""
 
 
 @dataclass(slots=True, eq=False)
@@ -40,6 +43,8 @@ class Shard:
     length_class: int
     delivery: int
     """Tokens of a sequence that its frontend is told together."""
+    scores: PromptScores | None = None
+    """Where the prompt's log-probabilities are asked for."""
     keys: list[bytes] = field(default_factory=list)
     """Keys of the prompt's full pages, once they were asked for; empty without the prefix cache."""
     sequences: dict[int, Sequence] = field(default_factory=dict)
@@ -48,6 +53,11 @@ class Shard:
     @property
     def unfinished(self) -> int:
         return sum(not s.ended for s in self.sequences.values())
+
+    @property
+    def unscored(self) -> PromptScores | None:
+        """`scores`, where the plans sent do not score all of the prompt yet."""
+        return None if self.scores is None or self.scores.all_planned else self.scores
 
 
 @dataclass(slots=True, eq=False)
@@ -95,6 +105,11 @@ class WaitingQueue:
     def __len__(self) -> int:
         """Entries, with those that were cancelled and not dropped yet."""
         return sum(map(len, self._queues.values()))
+
+    @property
+    def priority(self) -> int:
+        """The most urgent that waits, as far as is known without a look at who was cancelled; very high for none."""
+        return self._priorities[0] if self._priorities else NOBODY
 
     def _queue(self, priority: int) -> deque[Sequence]:
         if priority not in self._queues:

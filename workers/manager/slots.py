@@ -47,8 +47,9 @@ class Slots:
         self.delivery = np.ones(count, np.int32)
         """... and how many more it is told together."""
         self.in_flight = np.zeros(count, np.int32)
+        """Tokens and parts of its prompt's log-probabilities that plans sent give and that have not arrived."""
         self.last_step = np.zeros(count, np.int64)
-        """The step that samples, or sampled, the last of them."""
+        """The step that samples, or sampled, its last token."""
         self.max_tokens = np.zeros(count, np.int32)
         self.cached = np.zeros(count, np.int32)
         self.stop_set = np.zeros(count, np.int32)
@@ -61,6 +62,8 @@ class Slots:
         self.pages_sent = np.zeros(count, np.int32)
         """... and how many of its pages they know."""
         self.priority = np.zeros(count, np.int32)
+        self.constrained = np.zeros(count, np.bool_)
+        """Whether its sequence has a grammar."""
         self.outputs = np.zeros((count, 256), np.int32)
         """Output ids by slot, grown in width as outputs grow."""
         self._free = list(range(count - 1, -1, -1))
@@ -93,6 +96,7 @@ class Slots:
         self.length_class[slot] = shard.length_class
         self.age[slot] = self._admitted
         self.priority[slot] = shard.priority
+        self.constrained[slot] = bool(shard.params.grammar)
         self._widen(len(sequence.outputs))
         self.outputs[slot, : len(sequence.outputs)] = sequence.outputs
         sequence.slot = slot
@@ -168,6 +172,11 @@ class Slots:
     def active(self) -> Int32:
         """Slots whose sequences prefill or decode, ascending."""
         return np.flatnonzero((self.state == SlotState.PREFILL) | (self.state == SlotState.DECODE)).astype(np.int32)
+
+    def last(self) -> int:
+        """Of the least urgent sequences that hold pages, the last one admitted: who gives way; -1 for none."""
+        running = self.active()
+        return int(running[np.lexsort((self.age[running], self.priority[running]))[-1]]) if len(running) else -1
 
     def in_state(self, state: SlotState) -> Int32:
         """Slots in `state`, ascending."""

@@ -1,4 +1,4 @@
-"""What the stages have to be told of slots that changed: new sequences and new pages."""
+"""What stages and matcher have to be told of slots that changed: new sequences, new pages, grammars."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from toka.messages import SlotExtras
+from toka.messages import Constrain, GrammarSetup, Plan, SlotExtras
 from workers.manager.sequences import Sequence
 from workers.manager.slots import Slots
 
@@ -47,10 +47,43 @@ def table_changes(slots: Slots) -> dict[str, Any]:
     return {"table_slots": at, "table_indices": indices, "table_pages": slots.table[at, indices]}
 
 
+def constraint(slots: Slots, plan: Plan) -> Constrain | None:
+    """What the matcher has to know of `plan`, which was made last; None where no grammar is concerned."""
+    samples = np.flatnonzero(slots.constrained[plan.sample_slots])
+    fresh = plan.setup_slots[slots.constrained[plan.setup_slots]]
+    if not len(samples) and not len(fresh):
+        return None
+    numbers: dict[str, int] = {}
+    setups = [_grammar_setup(slot, slots.sequence[slot], numbers) for slot in fresh.tolist()]
+    return Constrain(
+        step=plan.step,
+        grammars=list(numbers),
+        setups=setups,
+        slots=plan.sample_slots[samples],
+        positions=plan.sample_positions[samples],
+    )
+
+
+def _grammar_setup(slot: int, sequence: Sequence | None, numbers: dict[str, int]) -> GrammarSetup:
+    """numbers: of the grammars of this message, which those of a request's samples share."""
+    assert sequence is not None
+    params = sequence.shard.params
+    return GrammarSetup(
+        slot=slot,
+        grammar=numbers.setdefault(params.grammar, len(numbers)),
+        grammar_after=params.grammar_after,
+        banned_ids=sorted(sequence.shard.stop_ids) if params.min_tokens else [],
+        min_tokens=params.min_tokens,
+        outputs=sequence.outputs.tobytes(),
+    )
+
+
 def _extras(slot: int, sequence: Sequence) -> list[SlotExtras]:
     params, shard = sequence.shard.params, sequence.shard
-    banned = sorted(shard.stop_ids) if params.min_tokens else []
-    if not (params.logit_bias or banned or params.penalised):
+    constrained = bool(params.grammar)
+    # The masks of a grammar have its bans in them: the grammar may allow nothing else.
+    banned = sorted(shard.stop_ids) if params.min_tokens and not constrained else []
+    if not (params.logit_bias or banned or params.penalised or constrained):
         return []
     return [
         SlotExtras(
@@ -60,5 +93,6 @@ def _extras(slot: int, sequence: Sequence) -> list[SlotExtras]:
             penalised=params.penalised,
             prompt=shard.prompt.tobytes() if params.penalised else b"",
             outputs=sequence.outputs.tobytes() if params.penalised else b"",
+            constrained=constrained,
         )
     ]

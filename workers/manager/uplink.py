@@ -82,6 +82,7 @@ class Uplink:
                 holds=[s.request for s in shards],
                 holds_first=[s.first_sample for s in shards],
                 holds_sequences=[s.unfinished for s in shards],
+                holds_priorities=[s.priority for s in shards],
                 holds_frontends=[s.frontend for s in shards],
             )
         )

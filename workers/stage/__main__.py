@@ -43,6 +43,7 @@ def serve(config: Config, stage: int) -> None:
     from workers.stage.build import CAPTURED, build, connect
     from workers.stage.loop import serve as run
     from workers.stage.manager import Manager
+    from workers.stage.masks import ZmqMatcher
     from workers.stage.partition import take_seat
     from workers.stage.warm_up import warm_up
 
@@ -57,6 +58,8 @@ def serve(config: Config, stage: int) -> None:
         process.progress("warming up", CAPTURED)
         warm_up(executor)
         pipe = connect(executor, config, seat, context)
+        matcher = ZmqMatcher(context, config, stage) if executor.part.last else None
+        executor.matcher = matcher
         process.settle()
         sizes = executor.sizes
         process.ready(f"{sizes.pages * sizes.page_size} KV tokens on {executor.device}")
@@ -65,6 +68,8 @@ def serve(config: Config, stage: int) -> None:
         finally:
             if pipe is not None:
                 pipe.close()
+            if matcher is not None:
+                matcher.close()
             trace.leave(config.run_dir)
             manager.close()
     context.destroy()

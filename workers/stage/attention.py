@@ -19,7 +19,9 @@ from torch import Tensor
 from workers.stage.batch import Batch, Ints
 from workers.stage.cached_attention import CachedAttention, Copies, merge
 from workers.stage.decode_attention import DecodeAttention
+from workers.stage.dense_attention import attend_causal
 from workers.stage.kv_cache import KVCache
+from workers.stage.layers import fast_bfloat16
 
 _COPIES_BYTES = 256 << 20
 """Most memory that copies of shared prefixes take."""
@@ -44,6 +46,10 @@ class Attention:
         self.cache = cache
         self.table = table
         self.heads = num_heads
+        self._scale = cache.shape.head_dim**-0.5
+        slow = cache.layers[0].device.type == "cpu" and not fast_bfloat16()
+        self._many_dtype = torch.float32 if slow else cache.dtype
+        """Of products of many queries: where those of bfloat16 are slow, they are in float32."""
         self._chunks: list[_Chunk] = []
         self._prefixes: list[CachedAttention] = []
         self._decode: DecodeAttention | None = None
@@ -75,30 +81,38 @@ class Attention:
 
         Returns [tokens, heads * head_dim] in qkv's dtype.
         """
-        stored = qkv.to(self.cache.dtype)
-        self.cache.write(layer, stored[:, self.heads :])
-        q = qkv[:, : self.heads]
-        out = q.new_empty(q.shape)
+        q, kv = qkv[:, : self.heads] * self._scale, qkv[:, self.heads :]
+        self.cache.write(layer, kv.to(self.cache.dtype))
+        out = torch.empty_like(q)
         lse = q.new_empty(q.shape[:2], dtype=torch.float32) if self._prefixes else None
         if self._decode is not None:
-            self._decode.run(layer, stored[:, : self.heads], out, lse)
+            self._decode.run(layer, q.to(self.cache.dtype), out, lse)
+        many = q.to(self._many_dtype) if self._chunks or self._prefixes else q
         for chunk in self._chunks:
-            self._run_chunk(layer, chunk, qkv, out, lse)
+            self._run_chunk(layer, chunk, many, kv, out, lse)
         for prefix in self._prefixes:
             assert lse is not None
-            shared = prefix.run(layer, q[prefix.tokens])
+            shared = prefix.run(layer, many[prefix.tokens])
             out[prefix.tokens] = merge(out[prefix.tokens], lse[prefix.tokens], *shared).to(out.dtype)
         return out.flatten(1)
 
-    def _run_chunk(self, layer: int, chunk: _Chunk, qkv: Tensor, out: Tensor, lse: Tensor | None) -> None:
-        span = slice(chunk.first, chunk.last)
-        part, part_lse = _causal(qkv[span].view(chunk.rows, -1, *qkv.shape[1:]), self.heads)
+    def _run_chunk(self, layer: int, chunk: _Chunk, q: Tensor, kv: Tensor, out: Tensor, lse: Tensor | None) -> None:
+        span, need = slice(chunk.first, chunk.last), lse is not None or chunk.before is not None
+        heads = q[span].view(chunk.rows, -1, *q.shape[1:]).transpose(1, 2)
+        own = kv[span].to(q.dtype).view(chunk.rows, -1, 2, self.cache.shape.kv_heads, q.shape[2])
+        k, v = own.permute(2, 0, 3, 1, 4)
+        part, part_lse = (
+            None if x is None else x.transpose(1, 2).flatten(0, 1) for x in attend_causal(heads, k, v, lse=need)
+        )
+        assert part is not None
         if chunk.before is not None:
-            before, before_lse = chunk.before.run(layer, qkv[span, : self.heads])
+            assert part_lse is not None
+            before, before_lse = chunk.before.run(layer, q[span])
             part = merge(part, part_lse, before, before_lse)
             part_lse = torch.logaddexp(part_lse, before_lse)
         out[span] = part
         if lse is not None:
+            assert part_lse is not None
             lse[span] = part_lse
 
     def _tensor(self, values: Ints) -> Tensor:
@@ -144,26 +158,3 @@ class Attention:
         return DecodeAttention(
             self.cache, self.table, batch.offsets[rows], len(batch.positions), batch.slots[rows], first_pages, lengths
         )
-
-
-def _causal(qkv: Tensor, num_heads: int) -> tuple[Tensor, Tensor]:
-    """Attention of rows' chunks over themselves, each query up to its own key, in torch's fused kernels.
-
-    qkv: [rows, tokens, heads + 2 * kv_heads, head_dim]. Returns [rows * tokens, heads, head_dim] and
-    [rows * tokens, heads] log-sum-exps.
-    """
-    tokens, scale = qkv.shape[1], qkv.shape[3] ** -0.5
-    kv_heads = (qkv.shape[2] - num_heads) // 2
-    sizes = [num_heads, kv_heads, kv_heads]
-    if qkv.device.type == "cpu":
-        # In float32 even where the model is not: no slower anywhere, and faster where bfloat16 products are slow.
-        heads = torch.split_with_sizes(qkv.float().transpose(1, 2), sizes, 1)
-        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*heads, 0.0, True, scale=scale)
-    else:
-        q, k, v = torch.split_with_sizes(qkv, sizes, 2)
-        wide = [each.repeat_interleave(num_heads // kv_heads, 2) for each in (k, v)]
-        heads = tuple(each.transpose(1, 2) for each in (q, *wide))
-        out, lse, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
-            *heads, None, True, 0.0, True, scale=scale
-        )
-    return out.transpose(1, 2).flatten(0, 1), lse[:, :, :tokens].transpose(1, 2).flatten(0, 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from workers.stage.dense_attention import attend
 from workers.stage.kv_cache import Gather, KVCache
 
 Copies = dict[int, tuple[Tensor, Tensor]]
@@ -14,7 +15,7 @@ Copies = dict[int, tuple[Tensor, Tensor]]
 class CachedAttention:
     """Queries `tokens` of a step over the first `keys` keys in `pages`, read once for all of them.
 
-    The products run in the queries' dtype: float32 where bfloat16 would be slow.
+    The products run in the queries' dtype.
     """
 
     def __init__(
@@ -29,8 +30,9 @@ class CachedAttention:
         self._gather = Gather(cache, pages[None])
 
     def run(self, layer: int, q: Tensor) -> tuple[Tensor, Tensor]:
-        """q: [queries, heads, head_dim]. Returns the same, and [queries, heads] log-sum-exps in float32."""
-        out, lse = _attend(q.transpose(0, 1)[None], *self._read(layer, q.dtype))
+        """q: [queries, heads, head_dim], scaled. Returns the same, and [queries, heads] log-sum-exps in float32."""
+        out, lse = attend(q.transpose(0, 1)[None], *self._read(layer, q.dtype), lse=True)
+        assert lse is not None
         return out[0].transpose(0, 1), lse[0].transpose(0, 1)
 
     def _read(self, layer: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -45,18 +47,6 @@ class CachedAttention:
         if self.copies is not None:
             self.copies[layer] = k, v
         return k, v
-
-
-def _attend(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """q: [1, heads, queries, head_dim]; k, v: [1, kv_heads, keys, head_dim]. Returns q's shape, and [1, heads, queries]
-    log-sum-exps."""
-    if q.device.type == "cpu":
-        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default(q, k, v)
-    else:
-        k, v = (each.repeat_interleave(q.shape[1] // k.shape[1], 1) for each in (k, v))
-        out, lse, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, None, True)
-        lse = lse[..., : q.shape[2]]
-    return out, lse
 
 
 def merge(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> Tensor:

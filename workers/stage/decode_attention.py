@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from workers.stage.batch import Ints
+from workers.stage.dense_attention import attend
 from workers.stage.kv_cache import Gather, KVCache
 
 _SPARE_TOKENS = 512
@@ -88,7 +89,7 @@ class DecodeAttention:
     def run(self, layer: int, q: Tensor, out: Tensor, lse: Tensor | None) -> None:
         """Fill in the rows' part of out: [tokens, heads, head_dim], and of lse: [tokens, heads], log-sum-exps.
 
-        q: [tokens, heads, head_dim], in the cache's dtype.
+        q: [tokens, heads, head_dim], scaled, in the cache's dtype.
         """
         if self._where is None:
             self._attend(layer, q, out, lse)
@@ -106,22 +107,11 @@ class DecodeAttention:
         q, out = q.view(shape), out.view(shape)
         for bucket in self._buckets:
             rows = slice(bucket.first, bucket.last)
-            part, part_lse = attend(q[rows], *bucket.gather.read(layer), bucket.mask)
+            part, part_lse = attend(q[rows], *bucket.gather.read(layer), bucket.mask, lse=lse is not None)
             out[rows] = part
             if lse is not None:
+                assert part_lse is not None
                 lse[rows] = part_lse.reshape(len(part), -1)
-
-
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """q: [rows, heads, queries, head_dim]; k, v: [rows, heads, keys, head_dim]; mask: [rows, 1, 1, keys], added.
-
-    Returns q's shape and [rows, heads, queries] log-sum-exps.
-    """
-    if q.device.type == "cpu":
-        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default(q, k, v, attn_mask=mask)
-        return out, lse
-    scores = torch.matmul(q.float() * q.shape[-1] ** -0.5, k.float().transpose(2, 3)).add_(mask)
-    return torch.matmul(scores.softmax(-1), v.float()), scores.logsumexp(-1)
 
 
 def _spans(counts: list[int], page_size: int, most_pages: int) -> list[tuple[int, int]]:

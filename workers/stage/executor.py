@@ -13,14 +13,17 @@ from workers.stage.attention import Attention
 from workers.stage.batch import Batch, Ints, from_plan
 from workers.stage.decoder import Decoder
 from workers.stage.kv_cache import KVCache
+from workers.stage.masks import Allowed, Matcher, allowed
 from workers.stage.partition import Partition
 from workers.stage.pipe import Dry, Pipe
 from workers.stage.sampler import Drawn, Sampler
+from workers.stage.scoring import Scored, Scorer
 from workers.stage.sizes import Sizes
 
 
 class Executor:
-    """One stage's part of every step. `pipe`: to the stages before and behind it; `waited`: seconds, for these."""
+    """One stage's part of every step. `pipe`: to the stages before and behind it; `matcher`: where samples may have
+    grammars; `waited`: seconds, for these."""
 
     def __init__(
         self, model: Decoder, sizes: Sizes, cache: KVCache, part: Partition, sampler: Sampler, device: torch.device
@@ -31,11 +34,13 @@ class Executor:
         self.cache = cache
         self.part = part
         self.pipe: Pipe = Dry(model.config.hidden_size, model.activations, device)
+        self.matcher: Matcher | None = None
         self.waited = 0.0
         self.table = torch.zeros(sizes.max_seqs, sizes.pages_per_seq, dtype=torch.int32, device=device)
         self.slots = sampler.slots
         self.attention = Attention(cache, model.config.num_heads, self.table)
         self.sampler = sampler
+        self.scorer = Scorer(model, sampler.slots.first, sampler.chunk)
 
     @torch.inference_mode()
     def execute(self, plan: Plan) -> StepResult | None:
@@ -48,17 +53,19 @@ class Executor:
             sources, targets = plan.copies.reshape(-1, 2).T
             self.cache.copy(self._index(sources), self._index(targets))
             self.attention.forget_copies()
-        drawn = self._forward(plan, from_plan(plan)) if len(plan.row_slots) else None
-        return _result(plan.step, began, drawn) if self.part.last else None
+        drawn, scored = self._forward(plan, from_plan(plan)) if len(plan.row_slots) else (None, None)
+        return _result(plan.step, began, drawn, scored) if self.part.last else None
 
-    def _forward(self, plan: Plan, batch: Batch) -> Drawn | None:
+    def _forward(self, plan: Plan, batch: Batch) -> tuple[Drawn | None, Scored | None]:
         self.attention.begin(batch)
         x = self._embedded(plan, batch) if self.part.first else self._received(plan)
         x = self.model.run(x, self._index(batch.positions), self.attention)
         if not self.part.last:
             self.pipe.send(plan.step, x)
-            return None
-        return self._sample(plan, batch, x) if len(plan.sample_rows) else None
+            return None, None
+        drawn = self._sample(plan, batch, x) if len(plan.sample_rows) else None
+        # Behind the draw: the first stage of a pipeline waits for its ids.
+        return drawn, self.scorer.score(plan, batch.offsets[:-1], x) if plan.scores else None
 
     def _embedded(self, plan: Plan, batch: Batch) -> Tensor:
         tokens = self._index(plan.tokens)
@@ -86,12 +93,26 @@ class Executor:
         rows, which = np.unique(plan.sample_rows, return_inverse=True)
         last = batch.offsets[rows + 1] - 1
         hidden = self.model.finish(x[self._index(last)] if len(last) < len(x) else x)
-        slots = plan.sample_slots.astype(np.int64)
-        drawn = self.sampler.sample(self.model.logits(hidden), which, slots, plan.sample_positions.astype(np.int64))
+        logits, slots = self.model.logits(hidden), plan.sample_slots.astype(np.int64)
+        masks = self._allowed(plan)
+        drawn = self.sampler.sample(logits, which, slots, plan.sample_positions.astype(np.int64), masks)
+        if masks is not None:
+            self._tell_matcher(plan, masks, drawn.tokens)
         self.slots.record(slots, drawn.tokens)
         if not self.part.first:
             self.pipe.send_sampled(plan.step, plan.sample_slots, drawn.tokens.cpu().numpy())
         return drawn
+
+    def _allowed(self, plan: Plan) -> Allowed | None:
+        began = time.perf_counter()
+        found = allowed(self.matcher, plan.step, self.slots.constrained[plan.sample_slots])
+        self.waited += time.perf_counter() - began
+        return found
+
+    def _tell_matcher(self, plan: Plan, masks: Allowed, tokens: Tensor) -> None:
+        if self.part.answers and self.matcher is not None:
+            ids = tokens.cpu().numpy().astype(np.int32)[masks.constrained]
+            self.matcher.sampled(plan.step, plan.sample_slots[masks.constrained], ids)
 
     def _index(self, values: Ints | np.ndarray[tuple[int, ...], np.dtype[np.integer]]) -> Tensor:
         return torch.from_numpy(values.astype(np.int64)).to(self.device)
@@ -100,7 +121,7 @@ class Executor:
         return torch.from_numpy(values.copy()).to(self.device)
 
 
-def _result(step: int, began: float, drawn: Drawn | None) -> StepResult:
+def _result(step: int, began: float, drawn: Drawn | None, scored: Scored | None) -> StepResult:
     tokens, chosen, ids, values = (
         (np.empty(0, np.int32), np.empty(0, np.float32), np.empty(0, np.int32), np.empty(0, np.float32))
         if drawn is None
@@ -113,4 +134,5 @@ def _result(step: int, began: float, drawn: Drawn | None) -> StepResult:
         chosen=chosen,
         top_ids=ids,
         top_values=values,
+        **({} if scored is None else scored.fields()),
     )

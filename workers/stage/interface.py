@@ -8,6 +8,7 @@ import torch
 
 from toka.messages import Plan, StepResult
 from toka.trace import Recorder
+from workers.stage.masks import Matcher
 from workers.stage.partition import Partition
 from workers.stage.sizes import Sizes
 
@@ -16,6 +17,8 @@ class AnyExecutor(Protocol):
     sizes: Sizes
     part: Partition
     device: torch.device
+    matcher: Matcher | None
+    """Where samples may have grammars, from after the warm-up on."""
 
     def execute(self, plan: Plan) -> StepResult | None:
         """Run a plan to its end. The result is with a stage that samples."""

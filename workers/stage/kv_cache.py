@@ -41,26 +41,29 @@ class CacheShape:
 class KVCache:
     """Keys and values of all layers, in pages of `page_size` tokens.
 
-    `layers[i]`: [pages + 1, page_size, 2 * kv_heads, head_dim], of each token its keys, then its values: one
-    write stores both, one read fetches both. All is zero at first, and never touched on the CPU before it is
-    written, so that a large cache costs neither time at start nor memory before it is used.
+    `layers[i]`: [pages + 1, 2 * kv_heads, page_size, head_dim], heads of keys, then of values: one write stores
+    both, one read fetches both, and what it fetched of a head lies together. All is zero at first, and never
+    touched on the CPU before it is written, so that a large cache costs neither time at start nor memory before
+    it is used.
     """
 
     def __init__(self, shape: CacheShape, dtype: torch.dtype, device: torch.device) -> None:
         self.shape = shape
         self.dtype = dtype
-        size = (shape.pages + 1, shape.page_size, 2 * shape.kv_heads, shape.head_dim)
+        size = (shape.pages + 1, 2 * shape.kv_heads, shape.page_size, shape.head_dim)
         self.layers = [_zeros(size, dtype, device) for _ in range(shape.layers)]
-        self._rows = [layer.view(-1, *size[2:]) for layer in self.layers]
+        self._rows = [layer.view(-1, shape.head_dim) for layer in self.layers]
+        self._heads = torch.arange(2 * shape.kv_heads, device=device)
         self._scratch = torch.empty(0, dtype=dtype, device=device)
 
     def aim(self, pages: Tensor, offsets: Tensor) -> None:
         """Choose where the next `write`s go: pages, offsets: [tokens]."""
-        self._places = pages * self.shape.page_size + offsets
+        of_heads = pages[:, None] * len(self._heads) + self._heads
+        self._places = (of_heads * self.shape.page_size + offsets[:, None]).flatten()
 
     def write(self, layer: int, kv: Tensor) -> None:
         """Store kv: [tokens, 2 * kv_heads, head_dim]: keys, then values."""
-        self._rows[layer].index_copy_(0, self._places, kv)
+        self._rows[layer].index_copy_(0, self._places, kv.reshape(-1, self.shape.head_dim))
 
     def scratch(self, count: int) -> Tensor:
         """Memory for `count` numbers, the same at every call unless it has to grow."""
@@ -80,16 +83,15 @@ class Gather:
     def __init__(self, cache: KVCache, pages: Tensor) -> None:
         """pages: [rows, pages of a row]."""
         shape, (rows, count) = cache.shape, pages.shape
-        size = shape.page_size * 2 * shape.kv_heads * shape.head_dim
-        self._pages = pages.flatten()
-        self._layers = cache.layers
-        self._copy = cache.scratch(rows * count * size).view(-1, *cache.layers[0].shape[1:])
-        tokens = self._copy.view(rows, count * shape.page_size, 2, shape.kv_heads, shape.head_dim)
-        self._heads = tokens.transpose(1, 3).unbind(2)
+        heads, size = 2 * shape.kv_heads, shape.page_size * shape.head_dim
+        self._places = (torch.arange(heads, device=pages.device)[:, None, None] + pages * heads).flatten()
+        self._layers = [layer.view(-1, size) for layer in cache.layers]
+        self._copy = cache.scratch(len(self._places) * size).view(-1, size)
+        self._heads = self._copy.view(2, shape.kv_heads, rows, count * shape.page_size, shape.head_dim).transpose(1, 2)
 
     def read(self, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values: each [rows, kv_heads, keys, head_dim], until the next read of the cache's pages."""
-        torch.index_select(self._layers[layer], 0, self._pages, out=self._copy)
+        torch.index_select(self._layers[layer], 0, self._places, out=self._copy)
         k, v = self._heads
         return k, v
 

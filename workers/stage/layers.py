@@ -80,13 +80,13 @@ class HalfLinear:
 
 def bfloat16_product() -> type[PackedLinear] | type[HalfLinear] | type[PlainLinear]:
     """What computes bfloat16 products fastest on this CPU."""
-    if _fast_bfloat16():
+    if fast_bfloat16():
         return PackedLinear
     return HalfLinear if "fbgemm" in torch.backends.quantized.supported_engines else PlainLinear
 
 
 @functools.cache
-def _fast_bfloat16() -> bool:
+def fast_bfloat16() -> bool:
     """Whether bfloat16 dot products run at twice the rate of float32 ones, or more.
 
     So they do with tile instructions, and on AMD's CPUs that have them at all; on Intel's without tiles they run at

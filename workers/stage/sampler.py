@@ -1,9 +1,9 @@
-"""From logits to tokens: edits, penalties, temperature, filters, noise; log-probabilities.
+"""From logits to tokens: masks, edits, penalties, temperature, filters, noise; log-probabilities.
 
-The order is vLLM's: logit bias and bans, repetition, frequency and presence penalties, temperature, min-p,
-top-k, top-p, each filter over what the one before it left. A filter keeps every id at least as likely as
-the least likely it has to keep, so that ties are never cut by accident of order. Log-probabilities are
-those of the raw logits.
+What a grammar does not allow is out before all else. Then the order is vLLM's: logit bias and bans,
+repetition, frequency and presence penalties, temperature, min-p, top-k, top-p, each filter over what the
+one before it left. A filter keeps every id at least as likely as the least likely it has to keep, so that
+ties are never cut by accident of order. Log-probabilities are those of the raw logits.
 
 Ranks of tensor parallelism have the logits of a share of the vocabulary each, and never all of one row: what a row
 needs of the other ranks' (its greatest values, the sum of its exponentials) is gathered. Their calls are the same,
@@ -21,6 +21,8 @@ from torch import Tensor
 
 from workers.stage import noise
 from workers.stage.collective import ALONE, Collective
+from workers.stage.masks import Allowed
+from workers.stage.scoring import likely
 from workers.stage.slots import (
     FREQUENCY,
     LOGPROBS,
@@ -59,26 +61,31 @@ class Sampler:
         self.slots = slots
         self.device = slots.device
         self.collective = collective
-        self._chunk = CHUNK * collective.ranks
+        self.chunk = CHUNK * collective.ranks
+        """Rows of logits that there are float32 copies of at once."""
         self._words = noise.vocabulary(slots.vocabulary, slots.device, slots.first)
+        self._ids = range(slots.first, slots.first + slots.vocabulary)
 
-    def sample(self, logits: Tensor, rows: Ints, slots: Ints, positions: Ints) -> Drawn:
+    def sample(self, logits: Tensor, rows: Ints, slots: Ints, positions: Ints, allowed: Allowed | None = None) -> Drawn:
         """Draw output number positions[i] of slots[i] from logits[rows[i]]; rows, slots, positions: [samples].
 
         logits: [rows, vocabulary], of the slots' ids, not changed. Nothing of the slots is changed either. Every
-        rank draws the same.
+        rank draws the same. allowed: where any sample is constrained.
         """
         plain = (self.slots.floats[slots, TEMPERATURE] == 0) & ~self._edited(slots)
+        if allowed is not None:
+            plain &= ~allowed.constrained
         columns = torch.empty(len(rows), dtype=torch.int64, device=self.device)
         scores = torch.empty(len(rows), dtype=torch.float32, device=self.device)
         if plain.any():
             at, of = self._index(np.flatnonzero(plain)), self._index(rows[plain])
             columns[at], scores[at] = (each[of] for each in _greedy(logits))
         others = np.flatnonzero(~plain)
-        for part in np.split(others, range(self._chunk, len(others), self._chunk)):
+        for part in np.split(others, range(self.chunk, len(others), self.chunk)):
             if len(part):
                 at = self._index(part)
-                columns[at], scores[at] = self._draw(logits, rows[part], slots[part], positions[part])
+                some = allowed and allowed.of(part)
+                columns[at], scores[at] = self._draw(logits, rows[part], slots[part], positions[part], some)
         tokens = self._elect(columns, scores)
         return Drawn(tokens, *self._logprobs(logits, rows, slots, tokens))
 
@@ -101,10 +108,14 @@ class Sampler:
         # Ranks are in the order of their ids.
         return ids.gather(0, scores.argmax(0, keepdim=True))[0].long()
 
-    def _draw(self, logits: Tensor, rows: Ints, slots: Ints, positions: Ints) -> tuple[Tensor, Tensor]:
+    def _draw(
+        self, logits: Tensor, rows: Ints, slots: Ints, positions: Ints, allowed: Allowed | None
+    ) -> tuple[Tensor, Tensor]:
         """Columns of the logits and their scores: [samples] each."""
         whole = len(rows) == len(logits) and bool((rows == np.arange(len(rows))).all())
         x = logits if whole else logits.index_select(0, self._index(rows))
+        if allowed is not None and allowed.constrained.any():
+            x, whole = self._masked(x, allowed), False
         floats = self.slots.floats[slots]
         filtered = (floats[:, MIN_P] > 0) | (floats[:, TOP_P] < 1) | (self.slots.ints[slots, TOP_K] > 0)
         edited = self._edited(slots)
@@ -121,6 +132,14 @@ class Sampler:
             drawn = self._draw_random(x[where], slots[random], positions[random], filtered[random])
             columns[where], scores[where] = drawn
         return columns, scores
+
+    def _masked(self, x: Tensor, allowed: Allowed) -> Tensor:
+        """A copy of x, [samples, vocabulary], without what the constrained samples may not be given."""
+        banned = torch.from_numpy(allowed.banned(self._ids)).to(self.device)
+        if allowed.constrained.all():
+            return x.masked_fill(banned, float("-inf"))
+        where = self._index(np.flatnonzero(allowed.constrained))
+        return x.index_copy(0, where, x[where].masked_fill_(banned, float("-inf")))
 
     def _edited(self, slots: Ints) -> NDArray[np.bool_]:
         edited = np.array([slot in self.slots.edits for slot in slots.tolist()], np.bool_)
@@ -180,12 +199,12 @@ class Sampler:
         asked = np.flatnonzero(wanted >= 0)
         chosen = [tokens.new_empty(0, dtype=torch.float32)]
         ids, values = [tokens.new_empty(0)], [chosen[0]]
-        for part in np.split(asked, range(self._chunk, len(asked), self._chunk)):
+        for part in np.split(asked, range(self.chunk, len(asked), self.chunk)):
             if not len(part):
                 continue
             most = int(wanted[part].max())
-            likely = self._likely_of_ranks if self.collective.ranks > 1 else _likely
-            of_chosen, top_ids, top_values = likely(logits[self._index(rows[part])], tokens[self._index(part)], most)
+            picked = logits[self._index(rows[part])], tokens[self._index(part)]
+            of_chosen, top_ids, top_values = likely(*picked, most, self.slots.first, self.collective)
             chosen.append(of_chosen)
             for row, count in enumerate(wanted[part].tolist()):
                 if count:
@@ -193,39 +212,11 @@ class Sampler:
                     values.append(top_values[row, :count])
         return torch.cat(chosen), torch.cat(ids), torch.cat(values)
 
-    def _likely_of_ranks(self, logits: Tensor, tokens: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
-        """As `_likely`."""
-        columns, held = self.slots.columns(tokens)
-        chosen = logits.gather(1, columns[:, None]).masked_fill_(~held[:, None], float("-inf"))
-        top = logits.topk(min(most, logits.shape[1]))
-        mine = [logits.float().logsumexp(1, keepdim=True), chosen, top.values, top.indices + self.slots.first]
-        # [samples, ranks, 2 + 2 * top], in float64 as in `_elect`.
-        every = self.collective.gather(torch.cat([each.double() for each in mine], 1)).transpose(0, 1)
-        mass = every[:, :, 0].logsumexp(1)
-        values, ids = (each.flatten(1) for each in every[:, :, 2:].chunk(2, 2))
-        # Stable: of equals the first rank's.
-        values, order = values.sort(dim=1, descending=True, stable=True)
-        return (
-            (every[:, :, 1].amax(1) - mass).float(),
-            ids.gather(1, order[:, :most]).long(),
-            (values[:, :most] - mass[:, None]).float(),
-        )
-
 
 def _greedy(x: Tensor) -> tuple[Tensor, Tensor]:
     """The column with the greatest value of each row, and the value in float32: [rows] each."""
     columns = noise.argmax(x)
     return columns, x.gather(1, columns[:, None])[:, 0].float()
-
-
-def _likely(logits: Tensor, tokens: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probabilities of `tokens`: [samples]; the `most` likely ids, and theirs: [samples, most] each."""
-    logprobs = torch.log_softmax(logits, -1, dtype=torch.float32)
-    chosen = logprobs.gather(1, tokens[:, None])[:, 0]
-    if not most:
-        return chosen, tokens[:, None][:, :0], logprobs[:, :0]
-    top = logprobs.topk(most)
-    return chosen, top.indices, top.values
 
 
 def _greatest(x: Tensor, count: int, collective: Collective) -> Tensor:

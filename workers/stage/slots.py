@@ -53,6 +53,8 @@ class Slots:
         self.floats: NDArray[np.float32] = np.zeros((count, 6), np.float32)
         self.ints: NDArray[np.int32] = np.zeros((count, 4), np.int32)
         self.seeds: NDArray[np.int64] = np.zeros(count, np.int64)
+        self.constrained: NDArray[np.bool_] = np.zeros(count, np.bool_)
+        """Whether a slot's samples wait for masks."""
         self.edits: dict[int, Edits] = {}
         self._counts = _Counts(*self._count_rows(0))
 
@@ -62,6 +64,7 @@ class Slots:
         self.floats[slots] = plan.setup_floats.reshape(-1, 6)
         self.ints[slots] = plan.setup_ints.reshape(-1, 4)
         self.seeds[slots] = plan.setup_seeds
+        self.constrained[slots] = False
         for slot in slots.tolist():
             self.edits.pop(slot, None)
             if slot in self._counts.rows:
@@ -70,6 +73,7 @@ class Slots:
             self._set_extras(extras)
 
     def _set_extras(self, extras: SlotExtras) -> None:
+        self.constrained[extras.slot] = extras.constrained
         if extras.logit_bias or extras.banned_ids:
             bias = {token - self.first: value for token, value in extras.logit_bias.items() if token in self._held}
             # Also where none of the ids is held here: every rank knows which slots are edited.

@@ -11,7 +11,11 @@ import pytest
 from tests.support.replica import VOCAB, Replica, expected, welcome
 from toka.messages import (
     Cancel,
+    Compile,
+    Compiled,
+    Constrain,
     Fenced,
+    GrammarFailed,
     JoinReplica,
     Outputs,
     Ping,
@@ -20,6 +24,7 @@ from toka.messages import (
     Release,
     Resume,
     State,
+    Stop,
     Submit,
     decode,
 )
@@ -149,3 +154,80 @@ def test_sigterm_finishes_what_runs(replica):
     assert replica.collect(request, 30) == expected(1, 30)
     assert replica.process.wait(20) == 0
     assert replica.stopped.wait(5), "the stages are told to stop"
+
+
+def test_a_request_with_a_grammar_waits_until_it_is_compiled_and_nobody_else_does(replica):
+    welcome(replica)
+    request = replica.submit(1, [5, 6, 7], 4, n=2, grammar="G", grammar_after=9, min_tokens=2, stop_token_ids=[3])
+    compile = replica.told_matcher(Compile)
+    assert compile.grammar == "G"
+    other = replica.submit(2, [5, 6], 3)
+    assert replica.collect(other, 3) == expected(2, 3)
+    replica.say_as_matcher(Compiled(number=compile.number, error=""))
+    first = replica.told_matcher(Constrain)
+    assert first.grammars == ["G"] and first.positions.tolist() == [0, 0]
+    assert sorted(each.slot for each in first.setups) == sorted(first.slots.tolist())
+    for each in first.setups:
+        assert (each.grammar, each.grammar_after, each.min_tokens, each.banned_ids, each.outputs) == (0, 9, 2, [3], b"")
+    for position in (1, 2, 3):
+        following = replica.told_matcher(Constrain)
+        assert following.step > first.step and not following.grammars and not following.setups
+        assert following.slots.tolist() == first.slots.tolist() and following.positions.tolist() == [position] * 2
+    counts = 0
+    while counts < 8:
+        tokens = decode(replica.receive(Outputs).payload)
+        counts += int(tokens.counts.sum())
+        assert tokens.requests[:16] == request
+
+
+def test_a_grammar_that_does_not_compile_is_refused(replica):
+    welcome(replica)
+    request = replica.submit(1, [5, 6, 7], 4, n=2, grammar="G")
+    replica.say_as_matcher(Compiled(number=replica.told_matcher(Compile).number, error="it is bad"))
+    refused = replica.receive(Refused)
+    assert (refused.request, refused.status, refused.reason, refused.sequences) == (request, 400, "it is bad", 2)
+    replica.send(Ping(nonce=1, frontend=b""))
+    pong = replica.receive(Pong)
+    assert (pong.running, pong.waiting) == (0, 0)
+    # One that was cancelled meanwhile is not told of again.
+    request = replica.submit(2, [5, 6, 7], 4, grammar="G")
+    compile = replica.told_matcher(Compile)
+    replica.send(Cancel(request=request, samples=[]))
+    assert replica.receive(Outputs).finished == [request]
+    replica.say_as_matcher(Compiled(number=compile.number, error="it is bad"))
+    other = replica.submit(3, [5, 6], 3)
+    assert replica.collect(other, 3) == expected(3, 3)
+
+
+def test_a_grammar_that_fails_on_the_way_ends_its_request_and_the_matcher_hears_so(replica):
+    welcome(replica)
+    replica.hold.clear()
+    request = replica.submit(1, [5, 6, 7], 50, n=2, grammar="G")
+    replica.say_as_matcher(Compiled(number=replica.told_matcher(Compile).number, error=""))
+    slot = int(replica.told_matcher(Constrain).slots[0])
+    failed = GrammarFailed(slot=slot, reason="no way on")
+    for _ in range(2):
+        replica.say_as_matcher(failed)
+    refused = replica.receive(Refused)
+    assert (refused.request, refused.status, refused.reason) == (request, 400, "no way on")
+    answers = 0
+    while answers < 2:
+        _, *frames = replica.matcher.recv_multipart()
+        answers += isinstance(message := decode(frames), GrammarFailed) and message.slot == slot
+    replica.hold.set()
+    other = replica.submit(2, [5, 6], 3)
+    assert replica.collect(other, 3) == expected(2, 3)
+    replica.process.send_signal(signal.SIGTERM)
+    assert replica.process.wait(20) == 0
+    replica.told_matcher(Stop)
+
+
+@pytest.mark.parametrize(
+    ("params", "says"),
+    [({"grammar": "x" * (1 << 19)}, "characters"), ({"grammar": "G", "grammar_after": VOCAB}, "0..99")],
+)
+def test_a_grammar_that_can_never_be_is_refused_at_once(replica, params, says):
+    welcome(replica)
+    replica.submit(1, [5, 6], 4, **params)
+    refused = replica.receive(Refused)
+    assert refused.status == 400 and says in refused.reason

@@ -19,7 +19,8 @@ ARRIVAL = st.fixed_dictionaries(
         "prefix": st.integers(0, 2),
         "shared": st.integers(0, 20),
         "own": st.integers(1, 24),
-        "max_tokens": st.integers(1, 24),
+        "max_tokens": st.integers(0, 24),
+        "prompt_logprobs": st.sampled_from([-1, -1, 0, 2]),
         "n": st.sampled_from([1, 1, 1, 2, 5]),
         "ignore_eos": st.booleans(),
         "priority": st.sampled_from([0, 0, 1]),
@@ -69,7 +70,9 @@ def test_everything_finishes_as_it_should(
     for number, a in enumerate(arrivals):
         prompt = [(7 * a["prefix"] + i) % (VOCAB - 4) + 4 for i in range(a["shared"])]
         prompt += [(number * 31 + i) % (VOCAB - 4) + 4 for i in range(a["own"])]
-        options = {name: a[name] for name in ("ignore_eos", "priority", "delivery")}
+        options = {name: a[name] for name in ("ignore_eos", "priority", "delivery", "prompt_logprobs")}
+        if a["prompt_logprobs"] < 0:
+            a["max_tokens"] = max(1, a["max_tokens"])
         request = harness.submit(prompt, a["max_tokens"], a["n"], **options)
         wanted[request] = a
         if a["cancel"] is not None:
@@ -291,7 +294,9 @@ def test_what_can_never_run_is_refused(prompt, max_tokens, says):
         ({"seed": 1 << 64}, [0]),
         ({"top_k": 1 << 31}, [0]),
         ({"min_tokens": -1}, [0]),
-        ({"logprobs": 1 << 31}, [0]),
+        ({"logprobs": VOCAB + 1}, [0]),
+        ({"prompt_logprobs": VOCAB + 1}, [0]),
+        ({"prompt_logprobs": -2}, [0]),
         ({"logit_bias": {VOCAB: 1.0}}, [0]),
         ({"stop_token_ids": [-1]}, [0]),
         ({}, [1 << 31]),
@@ -307,4 +312,4 @@ def test_numbers_that_no_array_takes_are_refused(params, samples):
         prompt=np.array([4], np.int32),
         outputs=np.empty(0, np.int32),
     )
-    assert re.search("range|0..96", Harness(pages=20).scheduler.check(work))
+    assert re.search("range|0..96|to 97", Harness(pages=20).scheduler.check(work))

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.matching import some_allowed
 from tests.support.plans import Setup, plan
+from workers.stage.masks import Allowed, allowed
 from workers.stage.sampler import Drawn, Sampler
 from workers.stage.slots import Slots
 
@@ -201,3 +203,64 @@ def test_logprobs_are_of_the_raw_distribution(dtype: torch.dtype) -> None:
     torch.testing.assert_close(drawn.top_values.double(), top, atol=1e-5, rtol=0)
     at = torch.cat([want[2, drawn.top_ids[:5]], want[3, drawn.top_ids[5:]]])
     torch.testing.assert_close(at, top, atol=1e-12, rtol=0)
+
+
+def test_a_mask_is_as_if_the_model_gave_nothing_else_a_chance() -> None:
+    """Before all else, also where the others of its batch have none; log-probabilities stay the model's."""
+    kinds = [
+        Setup(slot=0),
+        Setup(slot=0, temperature=0.0, logprobs=2),
+        Setup(slot=0, top_p=0.7, logprobs=0),
+        Setup(slot=0, top_k=40, min_p=0.01, temperature=1.4),
+        Setup(slot=0, presence=0.5, frequency=-0.2, repetition=1.3, prompt=range(99), outputs=[4, 4]),
+        Setup(slot=0, temperature=0.0, bias={7: 90.0, VOCABULARY // 3: -50.0}),
+    ]
+    setups = [replace(kinds[i % 6], slot=i, seed=i) for i in range(60)]
+    masks = some_allowed(60, VOCABULARY)
+    banned = torch.zeros(60, VOCABULARY, dtype=torch.bool)
+    banned[torch.from_numpy(masks.constrained)] = torch.from_numpy(masks.banned(range(VOCABULARY)))
+    for dtype in (torch.float32, torch.bfloat16):
+        logits = logits_of(60).to(dtype)
+        sampler, every = sampler_with(*setups), np.arange(60)
+        before = logits.clone()
+        drawn = sampler.sample(logits, every, every, every, masks)
+        want = sampler.sample(logits.masked_fill(banned, float("-inf")), every, every, every)
+        assert torch.equal(drawn.tokens, want.tokens) and torch.equal(logits, before)
+        assert not banned[torch.arange(60), drawn.tokens].any()
+        asked = [i for i, setup in enumerate(setups) if setup.logprobs >= 0]
+        raw = logits.float().log_softmax(1)[asked, drawn.tokens[asked]]
+        torch.testing.assert_close(drawn.chosen, raw, atol=1e-5, rtol=0)
+
+
+def test_samples_of_one_row_each_have_their_mask() -> None:
+    sampler = sampler_with(*(Setup(slot=i, temperature=0.0) for i in range(3)))
+    bits = np.zeros((2, 4 * -(-VOCABULARY // 32)), np.uint8)
+    bits[0, 5], bits[1, VOCABULARY // 8 - 1] = 1 << 3, 255
+    given = Allowed(np.array([0, -1, 1]), bits)
+    logits = torch.arange(VOCABULARY).float()[None]
+    drawn = sampler.sample(logits, np.zeros(3, np.int64), np.arange(3), np.zeros(3, np.int64), given)
+    assert drawn.tokens.tolist() == [43, VOCABULARY - 1, VOCABULARY - 1]
+
+
+@pytest.mark.parametrize("ids", [range(3000), range(7), range(7, 16), range(13, 2999), range(2992, 3000)])
+def test_the_share_of_a_mask_that_a_rank_needs(ids: range) -> None:
+    masks = some_allowed(40, VOCABULARY)
+    assert np.array_equal(masks.banned(ids), masks.banned(range(VOCABULARY))[:, ids.start : ids.stop])
+
+
+def test_the_matcher_is_asked_for_steps_that_need_it_alone() -> None:
+    asked: list[int] = []
+
+    class Counting:
+        def masks(self, step: int) -> np.ndarray:
+            asked.append(step)
+            return np.full(2 * 8, step, np.uint8)
+
+        def sampled(self, step: int, slots: np.ndarray, tokens: np.ndarray) -> None:
+            raise AssertionError
+
+    matcher = Counting()
+    assert allowed(matcher, 1, np.zeros(3, np.bool_)) is None and not asked
+    found = allowed(matcher, 2, np.array([False, True, True]))
+    assert found is not None and found.rows.tolist() == [-1, 0, 1] and found.bits.shape == (2, 8)
+    assert found.of(np.array([2, 0])).rows.tolist() == [1, -1] and asked == [2]

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from tests.support.dense_attention import DenseAttention
+from tests.support.matching import some_allowed
 from tests.support.plans import Setup, plan
 from tests.support.tiny import tiny_model
 from toka.model import open_model
@@ -66,7 +67,8 @@ def draws(rank: int, collective: Collective) -> list[Drawn]:
     every, drawn = np.arange(len(SETUPS)), []
     for step in range(STEPS):
         logits = logits_of_step(step)[:, rank * size : (rank + 1) * size].contiguous()
-        drawn.append(sampler.sample(logits, every, every, np.full(len(every), step)))
+        allowed = some_allowed(len(every), VOCABULARY, step) if step % 2 else None
+        drawn.append(sampler.sample(logits, every, every, np.full(len(every), step), allowed))
         sampler.slots.record(every, drawn[-1].tokens)
     return drawn
 

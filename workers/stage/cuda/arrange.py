@@ -59,6 +59,8 @@ class Arranged:
     chunk_tiles: Int64s
     decode_tiles: Int64s
     sample_tokens: Int64s
+    row_begins: Int64s
+    """Where the tokens of each of the plan's rows begin."""
 
     @property
     def fields(self) -> tuple[Int32s, ...]:
@@ -113,6 +115,7 @@ class Arranger:
             ),
             decode_tiles=self._decode_tiles(slots[:rows], shared[:rows].astype(np.int64), starts[:rows] + np.int64(1)),
             sample_tokens=(ends - 1)[place[plan.sample_rows]],
+            row_begins=(ends - counts)[place],
         )
 
     def _groups(self, plan: Plan, place: Int64s) -> list[tuple[int, Int64s]]:

@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 FINE = 1024
 """From so many tokens on, steps are filled up by a sixteenth at most, below by an eighth."""
+WIDTHS = (0, 32, 1024)
+"""How many of the most likely ids a row of a portion has room for; what a step names most of decides."""
 
 
 class Kind(NamedTuple):

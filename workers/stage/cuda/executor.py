@@ -24,8 +24,11 @@ from workers.stage.cuda.inputs import InputBuffer, upload
 from workers.stage.cuda.pipe import Coming, NcclPipe
 from workers.stage.cuda.ranks import ALONE, Ranks
 from workers.stage.cuda.sampling import Sampling, Split, result
+from workers.stage.cuda.scoring import Scoring
 from workers.stage.kv_cache import CacheShape
+from workers.stage.masks import Matcher
 from workers.stage.partition import Partition, whole
+from workers.stage.scoring import Wanted, unpacked, wanted
 from workers.stage.sizes import Sizes
 from workers.stage.weights import Weights
 
@@ -39,10 +42,16 @@ class _Submitted:
     began: torch.cuda.Event
     ended: torch.cuda.Event
     copied: torch.cuda.Event
+    slots: Int32s
+    """Those that it sampled for."""
     split: Split | None
     """None where nothing was drawn."""
     results: list[Tensor]
     """In pinned memory: the plain samples' ids, then results of special ones."""
+    asked: Wanted | None
+    """None where nothing was scored."""
+    scores: list[Tensor]
+    """In pinned memory, portion after portion."""
 
 
 class CudaExecutor:
@@ -64,6 +73,7 @@ class CudaExecutor:
         device, self.sizes = weights.device, sizes
         self.device, self._gpu = device, torch.cuda.current_device()
         self.part = part or whole(config)
+        self.matcher: Matcher | None = None
         self.pipe: NcclPipe | None = None
         """To the stages before and behind this one; None: it is alone, or is being warmed up, ..."""
         self.link: NcclPipe | None = None
@@ -80,13 +90,14 @@ class CudaExecutor:
         self._arranger = Arranger(sizes.page_size, config.num_heads, config.num_kv_heads, processors, parts)
         self._buffer = InputBuffer(sizes.max_tokens, sizes.max_seqs, slots - 1, device)
         decoder = CudaDecoder(config, weights, fused, self.cache, self.table, self.last, parts, ranks)
-        self.sampling = draw = special = None
+        self.sampling = self.scoring = draw = special = None
         if weights.head is not None:
             size = weights.dtype.itemsize
             self.sampling = Sampling(weights.head, config.vocab_size, self.last, sizes.max_seqs, size, ranks)
             draw, special = self.sampling.draw, self.sampling.special
+            self.scoring = Scoring(weights.head, draw.ids, device, size, ranks)
         most = sizes.max_tokens, sizes.max_seqs
-        self.steps = Steps(decoder, draw, special, self._buffer, *most, self.part.first)
+        self.steps = Steps(decoder, draw, special, self.scoring, self._buffer, *most, self.part.first)
         self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._submitted: deque[_Submitted] = deque()
         self._sampled: deque[tuple[int, Int32s, Coming]] = deque()
@@ -129,7 +140,9 @@ class CudaExecutor:
             began = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             began.record()
             results = [] if arranged is None else self._run(plan, arranged, split)
-            self._send_back(plan.step, began, split, results)
+            asked = wanted(plan, arranged.row_begins) if self.scoring and arranged and plan.scores else None
+            scores = [] if asked is None or self.scoring is None else self.scoring.score(asked, self.steps.score)
+            self._send_back(plan, began, split, results, asked, scores)
 
     def collect(self) -> StepResult:
         """The oldest step's result; waits until it has come, without holding the interpreter."""
@@ -141,7 +154,19 @@ class CudaExecutor:
             began, ended = self._clock.at(oldest.began), self._clock.at(oldest.ended)
             self._trace.add("step", began, ended, track=DEVICE_TRACK, arguments={"step": oldest.step})
         busy_us = int(oldest.began.elapsed_time(oldest.ended) * 1e3)
-        return result(oldest.step, busy_us, oldest.split, [each.numpy() for each in oldest.results])
+        likely = np.empty(0, np.int64) if oldest.asked is None else oldest.asked.likely
+        scored = unpacked([each.numpy() for each in oldest.scores], likely)
+        found = result(oldest.step, busy_us, oldest.split, [each.numpy() for each in oldest.results], scored)
+        self._tell_matcher(oldest, found)
+        return found
+
+    def _tell_matcher(self, step: _Submitted, found: StepResult) -> None:
+        """At once, and not by the thread that submits: it may wait for the masks that follow from this."""
+        if self.matcher is None or step.split is None or not self.part.answers:
+            return
+        constrained = step.split.constrained
+        if constrained.any():
+            self.matcher.sampled(step.step, step.slots[constrained], found.tokens[constrained])
 
     def _take_sampled(self, step: int) -> None:
         """Put down the ids of steps up to `step`, and others that must have come long since."""
@@ -176,7 +201,7 @@ class CudaExecutor:
         self.steps.forward(Kind(size, len(arranged.prefix_tiles) > 0, len(arranged.chunk_tiles) > 0))
         results = []
         if self.sampling is not None and split is not None:
-            results = self.sampling.run(plan, arranged, split, self.steps)
+            results = self.sampling.run(plan, arranged, split, self.steps, self.matcher)
         if self.pipe is not None:
             self._pass_on(self.pipe, plan, len(arranged.tokens))
         return results
@@ -192,16 +217,26 @@ class CudaExecutor:
             # finish what was launched before it.
             self._sampled.append((plan.step, plan.sample_slots, pipe.receive_ids(len(plan.sample_slots))))
 
-    def _send_back(self, step: int, began: torch.cuda.Event, split: Split | None, results: list[Tensor]) -> None:
+    def _send_back(
+        self,
+        plan: Plan,
+        began: torch.cuda.Event,
+        split: Split | None,
+        results: list[Tensor],
+        asked: Wanted | None,
+        scores: list[Tensor],
+    ) -> None:
         """Copy results on a stream of their own: the next step does not wait for it."""
         ended = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         ended.record()
         self._side.wait_event(ended)
         copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         with torch.cuda.stream(self._side):
-            copies = [_to_host(each, self._side) for each in results]
+            copies, scored = ([_to_host(each, self._side) for each in some] for some in (results, scores))
             copied.record()
-        self._submitted.append(_Submitted(step, began, ended, copied, split, copies))
+        self._submitted.append(
+            _Submitted(plan.step, began, ended, copied, plan.sample_slots, split, copies, asked, scored)
+        )
 
 
 def _to_host(tensor: Tensor, stream: torch.cuda.Stream) -> Tensor:

@@ -1,5 +1,6 @@
 """Runs steps, as CUDA graphs once these are captured: one of the decoder for each number of tokens and kind of
-step, one of drawing for each number of samples, one of special draws for each size and width of a portion."""
+step, one of drawing for each number of samples, one of special draws for each size and width of a portion, one of
+scoring for each width."""
 
 from __future__ import annotations
 
@@ -7,11 +8,12 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from workers.stage.cuda.buckets import Kind, filled, kinds, sizes_up_to
+from workers.stage.cuda.buckets import WIDTHS, Kind, filled, kinds, sizes_up_to
 from workers.stage.cuda.decoder import CudaDecoder
 from workers.stage.cuda.draw import Draw
 from workers.stage.cuda.inputs import InputBuffer
-from workers.stage.cuda.special import WIDTHS, Special
+from workers.stage.cuda.scoring import Scoring
+from workers.stage.cuda.special import Special
 
 
 class Steps:
@@ -26,13 +28,16 @@ class Steps:
         decoder: CudaDecoder,
         draw: Draw | None,
         special: Special | None,
+        scoring: Scoring | None,
         buffer: InputBuffer,
         tokens: int,
         samples: int,
         first: bool,
     ) -> None:
-        """draw, special: where the model ends here; tokens, samples: most of a step; first: whether it begins here."""
+        """draw, special, scoring: where the model ends here; tokens, samples: most of a step; first: whether it begins
+        here."""
         self._decoder, self._draw, self._special, self._buffer = decoder, draw, special, buffer
+        self._scoring = scoring
         weights, shape = decoder.weights, (tokens, decoder.hidden_size)
         self.hidden = torch.zeros(shape, dtype=weights.dtype, device=weights.device)
         self.incoming = None if first else torch.zeros_like(self.hidden)
@@ -61,6 +66,10 @@ class Steps:
         """Fill the results of `Special` from `hidden` and its portion, of `size` rows."""
         self._run(self._specially, size, width)
 
+    def score(self, width: int) -> None:
+        """Fill the results of `Scoring` from `hidden` and its portion."""
+        self._run(self._scored, width)
+
     def _run(self, run: Callable[..., None], *key: int) -> None:
         graph = self._captured.get((run.__name__, *key))
         if graph is not None:
@@ -83,6 +92,10 @@ class Steps:
         assert self._special is not None
         self._special.run(self.hidden, size, width)
 
+    def _scored(self, width: int) -> None:
+        assert self._scoring is not None
+        self._scoring.run(self.hidden, width)
+
     @property
     def sizes(self) -> list[int]:
         """What graphs are captured for, the largest first, so that the others find room in its memory."""
@@ -90,7 +103,7 @@ class Steps:
         return sorted({*self._token_sizes, *samples}, reverse=True)
 
     def capture(self, sizes: Sequence[int], progress: Callable[[float], None] = lambda fraction: None) -> None:
-        """Capture the graphs for some of `sizes`, and those of special draws, where they are not captured yet.
+        """Capture the graphs for some of `sizes`, and those of portions, where they are not captured yet.
 
         Runs steps of blank inputs: page 0 must not be in use yet.
         """
@@ -107,6 +120,10 @@ class Steps:
             for size in reversed(self._special.sizes):
                 for width in WIDTHS:
                     self._capture(self._specially, size, width)
+        if self._scoring is not None:
+            self._scoring.clear()
+            for width in WIDTHS:
+                self._capture(self._scored, width)
         progress(1.0)
 
     def _capture(self, run: Callable[..., None], *key: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from toka.messages import Plan, StepResult
@@ -14,6 +15,8 @@ from workers.stage.cuda.graphs import Steps
 from workers.stage.cuda.ranks import Ranks
 from workers.stage.cuda.special import Special, found
 from workers.stage.layers import Linear
+from workers.stage.masks import Matcher, allowed
+from workers.stage.scoring import Scored
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +28,8 @@ class Split:
     wanted: Int32s
     width: int
     """Of the special ones' results."""
+    constrained: NDArray[np.bool_]
+    """[samples]: which wait for masks, all of them special."""
 
 
 class Sampling:
@@ -51,26 +56,33 @@ class Sampling:
         among = self.special.among(plan.sample_slots, plan.sample_positions)
         special = np.flatnonzero(among)
         wanted = self.special.wanted(plan.sample_slots[special])
-        return Split(np.flatnonzero(~among), special, wanted, self.special.width(wanted))
+        constrained = self.special.constrained[plan.sample_slots]
+        return Split(np.flatnonzero(~among), special, wanted, self.special.width(wanted), constrained)
 
-    def run(self, plan: Plan, arranged: Arranged, split: Split, steps: Steps) -> list[Tensor]:
-        """The plain samples' ids, where there are any, and results of special ones, portion after portion."""
+    def run(self, plan: Plan, arranged: Arranged, split: Split, steps: Steps, matcher: Matcher | None) -> list[Tensor]:
+        """The plain samples' ids, where there are any, and results of special ones, portion after portion.
+
+        Waits for the matcher where samples are constrained, behind the launch of all that does not need it.
+        """
         results = []
         if len(split.plain):
             steps.draw(steps.sample_size(len(split.plain)))
             # A copy: the next step writes over them, and the next portion over a portion's results.
             results.append(steps.tokens[: len(split.plain)].clone())
+        masks = allowed(matcher, plan.step, split.constrained)
         for start in range(0, len(split.special), self.special.rows):
             part = split.special[start : start + self.special.rows]
-            self.special.fill(arranged.sample_tokens[part], plan.sample_slots[part], plan.sample_positions[part])
+            named = arranged.sample_tokens[part], plan.sample_slots[part], plan.sample_positions[part]
+            self.special.fill(*named, masks and masks.of(part))
             steps.special(self.special.size(len(part)), split.width)
             results.append(self.special.results(len(part), split.width).clone())
         return results
 
 
-def result(step: int, busy_us: int, split: Split | None, results: list[Int32s]) -> StepResult:
+def result(step: int, busy_us: int, split: Split | None, results: list[Int32s], scored: Scored) -> StepResult:
     """What the host makes of a step's results. split: None where nothing was drawn."""
-    split = split or Split(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int32), 0)
+    none = np.empty(0, np.int64)
+    split = split or Split(none, none, np.empty(0, np.int32), 0, np.empty(0, np.bool_))
     plain = results[:1] if len(split.plain) else []
     special = found(results[len(plain) :], split.wanted, split.width)
     tokens = np.empty(len(split.plain) + len(split.special), np.int32)
@@ -84,4 +96,5 @@ def result(step: int, busy_us: int, split: Split | None, results: list[Int32s]) 
         chosen=special.chosen,
         top_ids=special.top_ids,
         top_values=special.top_values,
+        **scored.fields(),
     )

@@ -1,4 +1,4 @@
-"""Draws for slots that ask for more than a temperature: filters, edits, log-probabilities.
+"""Draws for slots that ask for more than a temperature: masks, filters, edits, log-probabilities.
 
 The host knows which samples of a step these are, and leaves them out of the ordinary draw, so that the others pay
 nothing. They are worked on in portions of few enough rows to bound the memory that their logits take; a portion is
@@ -16,18 +16,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from toka.messages import Plan
+from workers.stage.cuda.buckets import WIDTHS
 from workers.stage.cuda.draw import Draw
 from workers.stage.cuda.edits import Edits
 from workers.stage.cuda.filters import least_kept
 from workers.stage.cuda.inputs import Samples, pinned, upload
 from workers.stage.cuda.logprobs import fields, finish
+from workers.stage.cuda.masks import MaskBuffer
+from workers.stage.masks import Allowed
 from workers.stage.slots import LOGPROBS, MIN_P, MIN_TOKENS, TEMPERATURE, TOP_K, TOP_P
 
 PORTION_BYTES = 256 << 20
 """Logits of a portion that exist at one time: as the LM head gives them, and edited in float32."""
 MOST_ROWS = 1024
-WIDTHS = (0, 32, 1024)
-"""How many top log-probabilities a row of a portion has room for; 0 where none has any, not of its token either."""
 SPLITS = 16
 """Programs that share a row's vocabulary when it is drawn from."""
 
@@ -47,7 +48,7 @@ class Found:
 
 
 class Special:
-    """`results`: of the last portion, by width."""
+    """`results`: of the last portion, by width; `constrained`: by slot, whether its samples wait for masks."""
 
     def __init__(self, draw: Draw, itemsize: int, samples: int) -> None:
         """itemsize: of the LM head's logits; samples: most of a step."""
@@ -57,6 +58,7 @@ class Special:
         self._floats = torch.zeros(slots, 6, dtype=torch.float32, device=device)
         self._ints = torch.zeros(slots, 4, dtype=torch.int32, device=device)
         self._ints[:, LOGPROBS] = -1
+        self.constrained = np.zeros(slots, np.bool_)
         self._always = np.zeros(slots, np.bool_)
         self._banned_until = np.zeros(slots, np.int32)
         self._wanted = np.full(slots, -1, np.int32)
@@ -64,7 +66,8 @@ class Special:
         most = min(fitting, MOST_ROWS, 1 << (samples - 1).bit_length())
         self.sizes = [1 << i for i in range(most.bit_length())]
         self._padding_slot = slots - 1
-        self._inputs = torch.zeros(3, self.rows, dtype=torch.int32, device=device)
+        self._inputs = torch.zeros(4, self.rows, dtype=torch.int32, device=device)
+        self._masks = MaskBuffer(self.rows, draw.vocabulary, device)
         self._results = torch.zeros(self.rows * fields(WIDTHS[-1]), dtype=torch.int32, device=device)
 
     @property
@@ -82,6 +85,9 @@ class Special:
         self.edits.set_up(plan)
         edited = [extras.slot for extras in plan.extras]
         self._always[[extras.slot for extras in plan.extras if extras.logit_bias or extras.penalised]] = True
+        self.constrained[slots] = False
+        self.constrained[[extras.slot for extras in plan.extras if extras.constrained]] = True
+        self._always |= self.constrained
         banned = np.isin(slots, edited)
         self._banned_until[slots[banned]] = ints[banned, MIN_TOKENS]
         those = np.flatnonzero(self._always[slots] | banned)
@@ -100,6 +106,7 @@ class Special:
         return self._wanted[slots]
 
     def width(self, wanted: Int32s) -> int:
+        """Of the results of rows that want so many; 0 where none wants any, not of its token either."""
         most = int(wanted.max(initial=-1))
         return next(width for width in WIDTHS if most < 0 or 0 < width >= most)
 
@@ -111,20 +118,27 @@ class Special:
         """Every row of slot 0."""
         self._inputs.zero_()
 
-    def fill(self, tokens: NDArray[np.integer], slots: Int32s, outputs: Int32s) -> None:
-        """Copy a portion to the GPU without waiting: of hidden states `tokens`, for `slots`, their outputs."""
-        host = pinned(self._inputs.numel(), torch.int32, self._device).view(3, -1)
+    def fill(self, tokens: NDArray[np.integer], slots: Int32s, outputs: Int32s, allowed: Allowed | None = None) -> None:
+        """Copy a portion to the GPU without waiting: of hidden states `tokens`, for `slots`, their outputs.
+
+        allowed: where any of these samples is constrained.
+        """
+        host = pinned(self._inputs.numel(), torch.int32, self._device).view(4, -1)
         flat = host.numpy()
-        flat[0], flat[1], flat[2] = 0, self._padding_slot, 0
-        flat[:, : len(slots)] = tokens, slots, outputs
+        flat[0], flat[1], flat[2:] = 0, self._padding_slot, 0
+        flat[:3, : len(slots)] = tokens, slots, outputs
+        if allowed is not None:
+            flat[3, : len(slots)] = self._masks.fill(allowed)
         self._inputs.copy_(host, non_blocking=True)
 
     def run(self, hidden: Tensor, size: int, width: int) -> None:
         """Draw for the portion, filled up to `size` rows, into `results`. hidden: [tokens, hidden]."""
-        samples = Samples(*self._inputs[:, :size])
+        samples = Samples(*self._inputs[:3, :size])
         draw, edits = self._draw, self.edits
         raw = draw.head(hidden.index_select(0, samples.tokens))
         x = edits.edited(raw, samples.slots, samples.outputs, self._floats, self._ints)
+        # An edit leaves what is not allowed as it is: it makes no difference that this comes after them.
+        self._masks.apply(x, self._inputs[3, :size])
         least = least_kept(x, samples.slots, self._floats, self._ints)
         best = draw.best(x, samples.slots, samples.outputs, SPLITS, least)
         finish(raw, best, samples.slots, self._ints, edits.counts, draw.last, self.results(size, width), width)
