@@ -18,7 +18,8 @@ import pytest
 
 from tests.e2e.conftest import SIZES
 from tests.support.batches import jsonl, line
-from tests.support.server import Server, environment, until
+from tests.support.server import Server, environment, gone, until
+from toka.batch import Own, arguments
 
 LINES = 200
 CHAT = "/v1/chat/completions"
@@ -69,8 +70,7 @@ def test_no_line_is_lost_or_done_twice_when_it_is_killed(folder: Path, tmp_path:
             else:
                 process.kill()
         assert written(output) < LINES - 12 and len(family) == 5
-        _, alive = psutil.wait_procs(family, 10)
-        assert not alive
+        gone(family)
         with output.open("ab") as file:
             file.write(b'{"id":"batch_req_offline_5","custom')
     status, said = run(source, output, **settings)
@@ -141,29 +141,40 @@ def test_a_terminal_shows_a_bar(server: Server, tmp_path: Path):
     )
 
 
+def test_what_it_needs_and_cannot_have_is_named(tmp_path: Path):
+    source = tmp_path / "in.jsonl"
+    source.write_bytes(jsonl([line("1")]))
+    assert run(tmp_path / "no.jsonl", tmp_path / "out") == (
+        2,
+        f"toka-batch: {tmp_path}/no.jsonl: No such file or directory\n",
+    )
+    status, said = run(source, tmp_path / "out", model="/no/such")
+    assert status == 1 and "/no/such is no folder" in said and "0 of 1 lines are answered" in said
+
+
 @pytest.mark.parametrize(
-    ("args", "settings", "status", "said"),
+    ("args", "said"),
     [
-        ([], {}, 2, "expected two files, IN.jsonl and OUT.jsonl"),
-        (["in.jsonl"], {"model": "x"}, 2, "expected two files"),
-        (["in.jsonl", "out.jsonl"], {"prot": 1}, 2, "unknown setting 'prot'; did you mean 'port'?"),
-        (["in.jsonl", "out.jsonl"], {"url": "http://x", "dtype": "float32"}, 2, "dtype: a setting of a server that"),
-        (["in.jsonl", "out.jsonl"], {"url": "localhost:80"}, 2, "url: expected http://HOST:PORT, got 'localhost:80'"),
-        (["no.jsonl", "out.jsonl"], {}, 2, "no.jsonl: No such file or directory"),
-        (["in.jsonl", "out.jsonl"], {"model": "/no/such"}, 1, "/no/such is no folder"),
-        (["--help"], {}, 0, "usage: toka-batch IN.jsonl OUT.jsonl"),
-        (["--version"], {}, 0, "toka-batch 0."),
+        ([], "expected two files, IN.jsonl and OUT.jsonl"),
+        (["in.jsonl", "model=x"], "expected two files"),
+        (["in.jsonl", "out.jsonl", "prot"], "'prot': expected key=value"),
+        (["in.jsonl", "out.jsonl", "url=http://x", "--dtype", "float32"], "dtype: a setting of a server that is"),
+        (["in.jsonl", "out.jsonl", "url=localhost:80"], "url: expected http://HOST:PORT, got 'localhost:80'"),
     ],
 )
-def test_what_it_is_asked_is_checked(
-    args: list[str],
-    settings: dict[str, object],
-    status: int,
-    said: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "in.jsonl").write_bytes(jsonl([line("1")]))
-    got, output = run(*args, **settings)
-    assert got == status and said in output and "Traceback" not in output
+def test_a_wrong_command_line_ends_in_one_sentence(args: list[str], said: str, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as end:
+        arguments(args)
+    assert end.value.code == 2 and capsys.readouterr().err.startswith(f"toka-batch: {said}")
+
+
+def test_a_command_line_is_files_own_words_and_settings():
+    own, rest = arguments(["in", "out", "--url", "http://x/v1/", "errors=bad", "batch_items=3", "api_key=k"])
+    assert own == Own(Path("in"), Path("out"), Path("bad"), "http://x", "k") and rest == ["batch_items=3"]
+
+
+def test_help_and_version(capsys: pytest.CaptureFixture[str]):
+    for flag, said in (("--help", "usage: toka-batch IN.jsonl OUT.jsonl"), ("--version", "toka-batch 0.")):
+        with pytest.raises(SystemExit) as end:
+            arguments([flag])
+        assert end.value.code == 0 and said in capsys.readouterr().out

@@ -21,7 +21,7 @@ import pytest
 
 import toka
 from tests.e2e.conftest import SIZES
-from tests.support.server import ROOT, Server, environment, until
+from tests.support.server import ROOT, Server, environment, gone, until
 
 WINDOW = 8
 GREEDY = toka.SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
@@ -238,8 +238,7 @@ def test_calls_go_on_when_a_frontend_dies_and_end_when_all_of_toka_does(folder: 
         llm.generate(["x"] * 40, LONG)
     with pytest.raises(RuntimeError, match="toka was killed by SIGKILL"):
         llm.generate("x", GREEDY)
-    psutil.wait_procs(parts.values(), 5)
-    assert not any(each.is_running() for each in parts.values())
+    gone(parts.values())
     llm.close()
     llm.close()
 
@@ -295,8 +294,7 @@ def test_nothing_is_left_of_a_script(folder: Path, tmp_path: Path, ending: str):
                 process.kill()
             assert process.wait(30) == (-signal.SIGKILL if ending == "kill -9" else 0)
             process.stdout.close()
-            _, alive = psutil.wait_procs(children, 10)
-            assert not alive
+            gone(children)
             until(lambda: not list(Path(private).iterdir()), 5, "the run folder is gone")
         finally:
             process.kill()

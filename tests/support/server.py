@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import psutil
@@ -148,6 +148,11 @@ def _title(process: psutil.Process) -> str:
         return " ".join(process.cmdline()) if process.is_running() else ""
     except psutil.NoSuchProcess:
         return ""
+
+
+def gone(processes: Iterable[psutil.Process], seconds: float = 10.0) -> None:
+    """Wait until these have ended, whether or not whoever has them now has noticed."""
+    until(lambda: not any(map(_title, processes)), seconds, "processes have ended")
 
 
 @contextlib.contextmanager
