@@ -27,7 +27,7 @@ def test_a_line_of_json_for_each_workload(tmp_path: Path, stage: str) -> None:
     (figures,) = map(json.loads, done.stdout.splitlines())
     assert (figures["workload"], figures["requests"], figures["frontends"]) == ("sharegpt:8", 8, 2)
     assert figures["output_tokens"] / figures["seconds"] == pytest.approx(figures["output_tokens_per_s"], rel=0.05)
-    parts = {"launcher", "broker", "frontend 0", "frontend 1", "manager r0", "stage r0.0"}
+    parts = {"launcher", "broker", "frontend 0", "frontend 1", "manager r0", "matcher r0", "stage r0.0"}
     assert set(figures["cpu_seconds"]) == {f"toka: {part}" for part in parts}
 
 
