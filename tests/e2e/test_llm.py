@@ -290,7 +290,7 @@ def test_nothing_is_left_of_a_script(folder: Path, tmp_path: Path, ending: str):
             assert process.stdout is not None and process.stdout.readline() == "serves\n"
             children = psutil.Process(process.pid).children(recursive=True) if ending == "kill -9" else []
             if ending == "kill -9":
-                assert len(children) == 5
+                assert len(children) == 6
                 process.kill()
             assert process.wait(30) == (-signal.SIGKILL if ending == "kill -9" else 0)
             process.stdout.close()

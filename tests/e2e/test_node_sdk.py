@@ -11,17 +11,21 @@ from typing import Any
 import openai
 import pytest
 
-from tests.support.needs import needs
 from tests.support.server import Server
 
 NODE = Path(__file__).parent / "node"
 INSTALL_SECONDS = 60
 
 
+def program(name: str) -> str:
+    """Its path. Neither Node nor a registry is part of the machine: not even TOKA_TEST_ALL asks for them."""
+    return shutil.which(name) or pytest.skip(f"{name} is missing")
+
+
 @pytest.fixture(scope="module")
 def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The script, beside the package that it needs; npm's own settings say from where that comes."""
-    npm = needs("npm")
+    npm = program("npm")
     folder = tmp_path_factory.mktemp("node") / "sdk"
     shutil.copytree(NODE, folder)
     command = [npm, "install", "--no-audit", "--no-fund", "--no-package-lock", "--ignore-scripts"]
@@ -29,14 +33,13 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=INSTALL_SECONDS)
     except subprocess.TimeoutExpired:
         pytest.skip("npm could not install openai in time")
-    # A registry is not part of the machine: not even TOKA_TEST_ALL asks for one.
     if done.returncode:
         pytest.skip(f"npm cannot install openai: {done.stderr.strip().splitlines()[-1:]}")
     return folder / "sdk.mjs"
 
 
 def test_streams_and_tools(server: Server, sdk: openai.OpenAI, script: Path) -> None:
-    command = [needs("node"), str(script), f"{server.url}/v1"]
+    command = [program("node"), str(script), f"{server.url}/v1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
