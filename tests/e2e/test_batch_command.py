@@ -69,7 +69,7 @@ def test_no_line_is_lost_or_done_twice_when_it_is_killed(folder: Path, tmp_path:
                 assert "toka was killed by SIGKILL; " in said and said.endswith("the same command goes on from there\n")
             else:
                 process.kill()
-        assert written(output) < LINES - 12 and len(family) == 5
+        assert written(output) < LINES - 12 and len(family) >= 5
         gone(family)
         with output.open("ab") as file:
             file.write(b'{"id":"batch_req_offline_5","custom')
