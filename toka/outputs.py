@@ -56,6 +56,8 @@ class Output:
     prompt: Any
     """As it was given: text, ids, or the messages of a chat."""
     prompt_token_ids: list[int] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+    """One for each of `prompt_token_ids`, None for the first, where `logprobs` and `extra_body={"echo": True}` ask."""
     outputs: list[Choice] = field(default_factory=list)
     """The samples, in order."""
     usage: Usage = field(default_factory=Usage)
@@ -106,8 +108,8 @@ class _Logprobs(Struct):
 
     content: list[_ChatToken] = []
     tokens: list[str] = []
-    token_logprobs: list[float] = []
-    top_logprobs: list[dict[str, float]] | None = None
+    token_logprobs: list[float | None] = []
+    top_logprobs: list[dict[str, float] | None] | None = None
 
 
 class _Message(Struct):
@@ -156,6 +158,7 @@ def fill(output: Output, answer: Answer | Exception) -> Output:
     found = _answers.decode(answer.body)
     output.prompt_token_ids = found.prompt_token_ids or msgspec.json.decode(found.choices[0].prompt_token_ids)
     output.outputs = [_choice(each) for each in found.choices]
+    output.prompt_logprobs = _prompt_logprobs(output.prompt_token_ids, found.choices[0])
     usage = found.usage
     output.usage = Usage(usage.prompt_tokens, usage.prompt_tokens_details.cached_tokens, usage.completion_tokens)
     return output
@@ -175,12 +178,29 @@ def _choice(found: _Choice) -> Choice:
 
 def _logprobs(ids: Sequence[int], found: _Logprobs) -> list[TokenLogprob]:
     if found.tokens:
-        tops: Sequence[dict[str, float]] = found.top_logprobs or [{}] * len(ids)
-        each = zip(ids, found.tokens, found.token_logprobs, tops, strict=True)
-        return [TokenLogprob(*fields) for fields in each]
+        # With echo, those of the prompt come first.
+        return [each for each in _columns(ids, found, len(found.tokens) - len(ids)) if each is not None]
     return [
         TokenLogprob(token_id, token.token, token.logprob, {top.token: top.logprob for top in token.top_logprobs})
         for token_id, token in zip(ids, found.content, strict=True)
+    ]
+
+
+def _prompt_logprobs(ids: Sequence[int], found: _Choice) -> list[TokenLogprob | None] | None:
+    logprobs = found.logprobs
+    if logprobs is None or len(logprobs.tokens) <= len(found.token_ids):
+        return None
+    return _columns(ids, logprobs, 0)
+
+
+def _columns(ids: Sequence[int], found: _Logprobs, start: int) -> list[TokenLogprob | None]:
+    """Those of a completion for `ids`, whose place is `start`; None where there is no log-probability."""
+    part = slice(start, start + len(ids))
+    tops = (found.top_logprobs or [None] * len(found.tokens))[part]
+    columns = zip(ids, found.tokens[part], found.token_logprobs[part], tops, strict=True)
+    return [
+        None if logprob is None else TokenLogprob(token_id, token, logprob, top or {})
+        for token_id, token, logprob, top in columns
     ]
 
 

@@ -100,6 +100,24 @@ def test_it_answers_as_the_server_does(llm: toka.LLM, server: Server):
     assert llm.chat(MESSAGES, params)[0].text == one.text
 
 
+def test_with_echo_the_prompt_has_log_probabilities_too(llm: toka.LLM, server: Server):
+    fields = {"temperature": 0, "max_tokens": 3, "logprobs": 1, "ignore_eos": True}
+    params = toka.SamplingParams(**fields, n=2, extra_body={"echo": True})  # type: ignore[arg-type]
+    body = {"prompt": "The sea was", **fields, "echo": True, "return_token_ids": True}
+    there = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).json()["choices"][0]
+    (output,) = llm.generate("The sea was", params)
+    assert output.prompt_logprobs is not None and output.outputs[1].logprobs is not None
+    first, *others = output.prompt_logprobs
+    assert first is None and len(others) + 1 == len(output.prompt_token_ids) and output.text.startswith("The sea was")
+    known = [each for each in (*others, *output.outputs[1].logprobs) if each is not None]
+    assert [each.token_id for each in known] == [*output.prompt_token_ids[1:], *output.outputs[1].token_ids]
+    assert [each.logprob for each in known] == pytest.approx(there["logprobs"]["token_logprobs"][1:], abs=1e-4)
+    assert [set(each.top) for each in known] == [set(each) for each in there["logprobs"]["top_logprobs"][1:]]
+    scored = llm.generate("The sea was", toka.SamplingParams(max_tokens=0, logprobs=0, extra_body={"echo": True}))[0]
+    assert scored.outputs[0].token_ids == [] and scored.prompt_logprobs is not None
+    assert [each and each.token_id for each in scored.prompt_logprobs] == [None, *scored.prompt_token_ids[1:]]
+
+
 def test_each_prompt_may_have_parameters_of_its_own(llm: toka.LLM):
     params = [toka.SamplingParams(max_tokens=count, ignore_eos=True, n=2) for count in range(1, 20)]
     outputs = llm.generate(["x"] * 19, params)
