@@ -222,7 +222,7 @@ def test_an_interrupted_call_leaves_it_usable(llm: toka.LLM):
 
 
 def test_abort_ends_calls_with_what_they_have(llm: toka.LLM):
-    threading.Timer(0.3, llm.abort).start()
+    threading.Timer(0.7, llm.abort).start()
     outputs = llm.generate(["x"] * 50, toka.SamplingParams(max_tokens=900, ignore_eos=True, n=2))
     assert len(outputs) == 50
     choices = [choice for each in outputs for choice in each.outputs]
