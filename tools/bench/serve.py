@@ -79,7 +79,7 @@ def run(server: Running, requests: Sequence[Request], clients: int) -> dict[str,
         "output_tokens_per_s": round(tokens / seconds),
         "output_tokens": tokens,
         "requests": len(requests),
-        "seconds": round(seconds, 2),
+        "seconds": round(seconds, 4),
         "clients": clients,
         "cpu_seconds": {title: round(after[title] - before.get(title, 0.0), 2) for title in sorted(after)},
     }
