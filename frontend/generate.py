@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import TypeVar
 
 import msgspec
 from aiohttp import web
@@ -18,7 +20,7 @@ from frontend.jobs import Job
 from frontend.parse import parse
 from frontend.response_answers import ResponseAnswer, echo
 from frontend.response_schema import ResponseRequest
-from frontend.schema import ChatRequest, CompletionRequest
+from frontend.schema import ChatRequest, CompletionRequest, Sampling
 from frontend.service import Model, Service
 from frontend.stream import EventStream
 from toka.messages import Finish
@@ -27,6 +29,7 @@ log = logging.getLogger(__name__)
 
 Answering = Callable[[Job, Call, Model], Answer]
 Plan = Callable[[bytearray], Awaitable[tuple[Job, Answering]]]
+S = TypeVar("S", bound=Sampling)
 
 
 class GenerationRoutes:
@@ -57,24 +60,24 @@ class GenerationRoutes:
 
     async def _completion(self, body: bytearray) -> tuple[Job, Answering]:
         service = self._service
-        planner = service.model.planner
-        asked = await parse(body, CompletionRequest, service.config.max_samples)
-        service.check_name(asked.model)
-        return await planner.completion(asked, service.card), CompletionAnswer
+        asked = await self._asked(body, CompletionRequest, service.config.max_samples)
+        return await service.model.planner.completion(asked, service.card), CompletionAnswer
 
     async def _chat(self, body: bytearray) -> tuple[Job, Answering]:
         service = self._service
-        planner = service.model.planner
-        asked = await parse(body, ChatRequest)
-        service.check_name(asked.model)
-        return await planner.chat(asked, service.card), ChatAnswer
+        asked = await self._asked(body, ChatRequest)
+        return await service.model.planner.chat(asked, service.card), ChatAnswer
 
     async def _response(self, body: bytearray) -> tuple[Job, Answering]:
         service = self._service
-        planner = service.model.planner
-        asked = await parse(body, ResponseRequest)
-        service.check_name(asked.model)
-        return await responses.plan(asked, planner, service.card), partial(ResponseAnswer, echo(asked))
+        asked = await self._asked(body, ResponseRequest)
+        job = await responses.plan(asked, service.model.planner, service.card)
+        return job, partial(ResponseAnswer, echo(asked))
+
+    async def _asked(self, body: bytearray, kind: type[S], most_prompts: int = sys.maxsize) -> S:
+        asked = await parse(body, kind, most_prompts)
+        self._service.check_name(asked.model)
+        return asked
 
     async def _run(self, request: web.Request, job: Job, call: Call, answer: Answer) -> web.StreamResponse:
         service = self._service

@@ -20,7 +20,7 @@ CPU_SECONDS = 4
 """For one grammar."""
 MEMORY_BYTES = 2 << 30
 STACK_BYTES = 2 << 20
-"""A quarter of what threads usually have: what compiles here compiles in the engine as well."""
+"""Less than the matcher has for it: what this suffices for does not overflow that."""
 
 _PR_SET_NAME = 15
 

@@ -82,14 +82,15 @@ class Attention:
         Returns [tokens, heads * head_dim] in qkv's dtype.
         """
         q, kv = qkv[:, : self.heads] * self._scale, qkv[:, self.heads :]
-        self.cache.write(layer, kv.to(self.cache.dtype))
+        stored = kv.to(self.cache.dtype)
+        self.cache.write(layer, stored)
         out = torch.empty_like(q)
         lse = q.new_empty(q.shape[:2], dtype=torch.float32) if self._prefixes else None
         if self._decode is not None:
             self._decode.run(layer, q.to(self.cache.dtype), out, lse)
         many = q.to(self._many_dtype) if self._chunks or self._prefixes else q
         for chunk in self._chunks:
-            self._run_chunk(layer, chunk, many, kv, out, lse)
+            self._run_chunk(layer, chunk, many, stored if many.dtype == stored.dtype else kv, out, lse)
         for prefix in self._prefixes:
             assert lse is not None
             shared = prefix.run(layer, many[prefix.tokens])
